@@ -1,0 +1,12 @@
+//! What the four programs serve with, so that each does it the same way: logs, shutdown, probes and metrics, TLS
+//! listeners that follow their files, and delegated Kubernetes authentication.
+
+#[cfg(feature = "auth")]
+pub mod auth;
+pub mod listener;
+pub mod logging;
+pub mod metrics;
+pub mod probes;
+pub mod shutdown;
+#[cfg(feature = "tls")]
+pub mod tls;

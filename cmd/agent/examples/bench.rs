@@ -1,0 +1,310 @@
+//! Measures the agent against floors in the same run: a bare HTTP echo, a plain pipe. Prints a table and one JSON line.
+//!
+//! `cargo run --release --example bench -- PATH-TO-AGENT [CALLS]`
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+const TOKEN: &str = "bench";
+const LINES: &str = "yes 0123456789012345678901234567890123456789012345678 | head -c 100000000";
+
+struct Agent {
+    child: Child,
+    address: SocketAddr,
+}
+
+impl Drop for Agent {
+    fn drop(&mut self) {
+        let _ = Command::new("kill").arg(self.child.id().to_string()).status();
+        let _ = self.child.wait();
+    }
+}
+
+fn main() -> std::io::Result<()> {
+    let mut arguments = std::env::args().skip(1);
+    let Some(program) = arguments.next() else {
+        writeln!(std::io::stderr().lock(), "error: give the path of the agent to measure")?;
+        std::process::exit(2);
+    };
+    let calls: usize = arguments.next().and_then(|calls| calls.parse().ok()).unwrap_or(10_000);
+    let agent = start(&program)?;
+    let idle = resident(&agent)?;
+    let mut rows: Vec<(&str, f64, f64, &str)> = Vec::new();
+
+    let echo = echo_server()?;
+    let mut to_echo = connect(echo)?;
+    let mut to_agent = connect(agent.address)?;
+    let body = json!({"command": "true"}).to_string();
+    let (mut floors, mut times) = (Vec::new(), Vec::new());
+    for round in 0..20 {
+        for (connection, samples) in [(&mut to_echo, &mut floors), (&mut to_agent, &mut times)] {
+            for _ in 0..100 {
+                let begun = Instant::now();
+                exchange(connection, &body)?;
+                if round > 1 {
+                    samples.push(begun.elapsed());
+                }
+            }
+        }
+    }
+    rows.push((
+        "`true` on a kept connection, p50 over a bare HTTP echo",
+        ratio(median(&mut times), median(&mut floors)),
+        1.6,
+        "x",
+    ));
+    let (true_us, echo_us) = (
+        median(&mut times).as_secs_f64() * 1e6,
+        median(&mut floors).as_secs_f64() * 1e6,
+    );
+
+    run(&mut to_agent, "yes | head -c 3000000")?;
+    let before = resident(&agent)?;
+    let (mut pipe, mut through) = (Vec::new(), Vec::new());
+    for _ in 0..5 {
+        pipe.push(plain_pipe()?);
+        let begun = Instant::now();
+        run(&mut to_agent, LINES)?;
+        through.push(begun.elapsed());
+    }
+    rows.push((
+        "100 MB of lines, wall time over a plain pipe",
+        ratio(median(&mut through), median(&mut pipe)),
+        1.5,
+        "x",
+    ));
+    let grown = resident(&agent)?.saturating_sub(before);
+    rows.push((
+        "100 MB of lines, growth of resident memory",
+        kib_to_mib(grown),
+        8.0,
+        "MiB",
+    ));
+    rows.push(("idle resident memory", kib_to_mib(idle), 4.0, "MiB"));
+
+    let (mut overruns, mut kept) = (Vec::new(), true);
+    run(&mut to_agent, "export K=1; cd /usr")?;
+    for _ in 0..3 {
+        let begun = Instant::now();
+        exchange(
+            &mut to_agent,
+            &json!({"command": "L=2; sleep 9", "timeout": 1}).to_string(),
+        )?;
+        overruns.push(begun.elapsed().saturating_sub(Duration::from_secs(1)));
+        let result = run(&mut to_agent, "echo $K $L $PWD")?;
+        kept &= result["stdout"] == "1 2 /usr\n" && result.get("session_reset").is_none();
+    }
+    rows.push(("timeout overrun", median(&mut overruns).as_secs_f64() * 1e3, 50.0, "ms"));
+    rows.push(("state lost by it", if kept { 0.0 } else { 1.0 }, 0.5, ""));
+    rows.push((
+        "first byte of streamed output",
+        first_byte(&agent)?.as_secs_f64() * 1e3,
+        5.0,
+        "ms",
+    ));
+
+    let descriptors = open_descriptors(&agent)?;
+    let before = resident(&agent)?;
+    let mut samples = Vec::new();
+    for index in 0..calls {
+        let command = match index % 4 {
+            0 => "echo $RANDOM",
+            1 => "true &",
+            2 => "ls / >/dev/null",
+            _ => "x=$((x+1)); (exit 3)",
+        };
+        let begun = Instant::now();
+        run(&mut to_agent, command)?;
+        samples.push(begun.elapsed());
+    }
+    let tenth = (samples.len() / 10).max(1);
+    let (mut first, mut last) = (samples[..tenth].to_vec(), samples[samples.len() - tenth..].to_vec());
+    std::thread::sleep(Duration::from_millis(500));
+    let more = open_descriptors(&agent)? as f64 - descriptors as f64;
+    rows.push(("mixed calls, descriptors more", more, 2.5, ""));
+    rows.push((
+        "mixed calls, growth of resident memory",
+        kib_to_mib(resident(&agent)?.saturating_sub(before)),
+        1.0,
+        "MiB",
+    ));
+    rows.push((
+        "mixed calls, p50 of the last tenth over the first",
+        ratio(median(&mut last), median(&mut first)),
+        1.2,
+        "x",
+    ));
+
+    let mut out = std::io::stdout().lock();
+    for (name, value, bar, unit) in &rows {
+        let verdict = if value <= bar { "ok" } else { "OVER" };
+        writeln!(out, "| {name} | {value:.2} {unit} | <= {bar} {unit} | {verdict} |")?;
+    }
+    let table: Vec<Value> = rows
+        .iter()
+        .map(|(name, value, bar, unit)| json!({"name": name, "value": value, "bar": bar, "unit": unit}))
+        .collect();
+    writeln!(
+        out,
+        "{}",
+        json!({"rows": table, "true_us": true_us, "echo_us": echo_us, "calls": calls})
+    )
+}
+
+fn start(program: &str) -> std::io::Result<Agent> {
+    let address = TcpListener::bind("127.0.0.1:0")?.local_addr()?;
+    let child = Command::new(program)
+        .env("SANDBOX_AUTH_TOKEN", TOKEN)
+        .env("SANDBOX_LISTEN", address.to_string())
+        .stdout(Stdio::null())
+        .spawn()?;
+    let agent = Agent { child, address };
+    while TcpStream::connect(address).is_err() {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    std::thread::sleep(Duration::from_millis(500));
+    Ok(agent)
+}
+
+fn connect(address: SocketAddr) -> std::io::Result<BufReader<TcpStream>> {
+    let stream = TcpStream::connect(address)?;
+    stream.set_nodelay(true)?;
+    Ok(BufReader::new(stream))
+}
+
+fn exchange(connection: &mut BufReader<TcpStream>, body: &str) -> std::io::Result<Vec<u8>> {
+    let request = format!(
+        "POST /exec HTTP/1.1\r\nHost: agent\r\nAuthorization: Bearer {TOKEN}\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}",
+        body.len()
+    );
+    connection.get_mut().write_all(request.as_bytes())?;
+    let mut length = 0;
+    let mut line = String::new();
+    loop {
+        line.clear();
+        if connection.read_line(&mut line)? == 0 {
+            return Err(std::io::ErrorKind::UnexpectedEof.into());
+        }
+        if line == "\r\n" {
+            break;
+        }
+        if let Some(value) = line.to_ascii_lowercase().strip_prefix("content-length:") {
+            length = value.trim().parse().unwrap_or(0);
+        }
+    }
+    let mut answer = vec![0; length];
+    connection.read_exact(&mut answer)?;
+    Ok(answer)
+}
+
+fn run(connection: &mut BufReader<TcpStream>, command: &str) -> std::io::Result<Value> {
+    Ok(serde_json::from_slice(&exchange(
+        connection,
+        &json!({"command": command}).to_string(),
+    )?)?)
+}
+
+/// The floor of a call: the same HTTP stack on one thread, answering a result of the same size.
+fn echo_server() -> std::io::Result<SocketAddr> {
+    let listener = TcpListener::bind("127.0.0.1:0")?;
+    let address = listener.local_addr()?;
+    listener.set_nonblocking(true)?;
+    std::thread::spawn(move || -> std::io::Result<()> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        runtime.block_on(async move {
+            let listener = tokio::net::TcpListener::from_std(listener)?;
+            loop {
+                let (connection, _) = listener.accept().await?;
+                connection.set_nodelay(true)?;
+                let service = hyper::service::service_fn(|request: http::Request<hyper::body::Incoming>| async move {
+                    use http_body_util::BodyExt;
+                    let _body = request.into_body().collect().await?.to_bytes();
+                    let answer = bytes::Bytes::from_static(
+                        b"{\"stdout\":\"\",\"stderr\":\"\",\"exit_code\":0,\"duration_ms\":0}",
+                    );
+                    Ok::<_, hyper::Error>(http::Response::new(http_body_util::Full::new(answer)))
+                });
+                let io = hyper_util::rt::TokioIo::new(connection);
+                tokio::spawn(hyper::server::conn::http1::Builder::new().serve_connection(io, service));
+            }
+        })
+    });
+    Ok(address)
+}
+
+fn plain_pipe() -> std::io::Result<Duration> {
+    let begun = Instant::now();
+    let mut child = Command::new("bash")
+        .args(["-c", LINES])
+        .stdout(Stdio::piped())
+        .spawn()?;
+    if let Some(mut output) = child.stdout.take() {
+        let mut buffer = vec![0; 64 << 10];
+        while output.read(&mut buffer)? > 0 {}
+    }
+    child.wait()?;
+    Ok(begun.elapsed())
+}
+
+fn first_byte(agent: &Agent) -> std::io::Result<Duration> {
+    let mut samples = Vec::new();
+    for _ in 0..9 {
+        let mut connection = connect(agent.address)?;
+        // The command says when it wrote, by the clock that all processes share.
+        let body = json!({"command": "sleep 0.1; echo $EPOCHREALTIME; sleep 0.1"}).to_string();
+        let request = format!(
+            "POST /exec HTTP/1.1\r\nHost: agent\r\nAuthorization: Bearer {TOKEN}\r\nAccept: application/x-ndjson\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}",
+            body.len()
+        );
+        connection.get_mut().write_all(request.as_bytes())?;
+        let mut line = String::new();
+        while !line.contains("\"stream\"") {
+            line.clear();
+            connection.read_line(&mut line)?;
+        }
+        let now = std::time::SystemTime::now()
+            .duration_since(std::time::UNIX_EPOCH)
+            .unwrap_or_default();
+        let written: f64 = line
+            .split("\"data\":\"")
+            .nth(1)
+            .and_then(|rest| rest.split('\\').next()?.parse().ok())
+            .unwrap_or(0.0);
+        samples.push(Duration::from_secs_f64((now.as_secs_f64() - written).max(0.0)));
+        let mut rest = Vec::new();
+        connection
+            .get_ref()
+            .set_read_timeout(Some(Duration::from_millis(300)))?;
+        let _ = connection.read_to_end(&mut rest);
+    }
+    Ok(median(&mut samples))
+}
+
+fn median(samples: &mut [Duration]) -> Duration {
+    samples.sort_unstable();
+    samples[samples.len() / 2]
+}
+
+fn ratio(value: Duration, floor: Duration) -> f64 {
+    value.as_secs_f64() / floor.as_secs_f64()
+}
+
+fn kib_to_mib(kib: u64) -> f64 {
+    kib as f64 / 1024.0
+}
+
+fn resident(agent: &Agent) -> std::io::Result<u64> {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", agent.child.id()))?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    Ok(line
+        .and_then(|line| line.trim().trim_end_matches(" kB").parse().ok())
+        .unwrap_or(0))
+}
+
+fn open_descriptors(agent: &Agent) -> std::io::Result<usize> {
+    Ok(std::fs::read_dir(format!("/proc/{}/fd", agent.child.id()))?.count())
+}

@@ -1,0 +1,32 @@
+//! The sandbox agent: owns one persistent bash and serves it over HTTP (contract, section 5; behaviour: the shell page).
+//!
+//! [`program`] reads the settings and starts [`server`]; [`http`] turns requests into jobs for the [`queue`];
+//! [`session`] runs them one at a time in a [`shell`], ends them through [`stop`] and brings a lost shell back from a
+//! [`snapshot`].
+
+pub mod capture;
+pub mod config;
+pub mod egress;
+pub mod handoff;
+pub mod holder;
+pub mod http;
+pub mod metrics;
+pub mod pipes;
+pub mod probe;
+pub mod processes;
+pub mod program;
+pub mod queue;
+pub mod reaper;
+pub mod request;
+pub mod script;
+pub mod server;
+pub mod session;
+pub mod shell;
+pub mod signals;
+pub mod snapshot;
+pub mod spill;
+pub mod stop;
+pub mod stream;
+// The few calls that only the kernel's interface offers: descriptors by number, pre-exec hooks, FIONREAD, mallopt.
+#[allow(unsafe_code)]
+pub mod sys;

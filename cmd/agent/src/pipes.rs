@@ -1,0 +1,186 @@
+//! The fresh pipes of one call, and keeping them drained after it: a background job neither reaches a later call nor dies
+//! of SIGPIPE (cases 65 and 67).
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+
+use nix::errno::Errno;
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
+use nix::unistd::{pipe2, read};
+use tokio::io::unix::AsyncFd;
+
+use crate::holder::{Holder, Slot};
+use crate::sys;
+
+/// Bytes that a pipe should hold: fewer switches between writer and agent when much is written.
+const PIPE_BYTES: i32 = 256 << 10;
+
+/// The read end of a pipe.
+#[derive(Debug)]
+pub struct Input {
+    descriptor: AsyncFd<OwnedFd>,
+    ended: bool,
+}
+
+impl Input {
+    fn new(descriptor: OwnedFd) -> io::Result<Self> {
+        fcntl(&descriptor, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
+        Ok(Self {
+            descriptor: sys::watch_readable(descriptor)?,
+            ended: false,
+        })
+    }
+
+    /// A pipe whose read end is this, and its write end.
+    ///
+    /// # Errors
+    ///
+    /// When no pipe can be made.
+    pub fn pipe() -> io::Result<(Self, OwnedFd)> {
+        let (read_end, write_end) = pipe2(OFlag::O_CLOEXEC)?;
+        // Beyond the user's quota of pipe pages the default size serves as well.
+        let _ = fcntl(&write_end, FcntlArg::F_SETPIPE_SZ(PIPE_BYTES));
+        Ok((Self::new(read_end)?, write_end))
+    }
+
+    /// Whether every writer is gone.
+    #[must_use]
+    pub fn ended(&self) -> bool {
+        self.ended
+    }
+
+    /// Bytes that wait.
+    #[must_use]
+    pub fn waiting(&self) -> usize {
+        sys::readable_bytes(self.descriptor.get_ref().as_fd())
+    }
+
+    /// Reads what is there now: None when nothing is, and when no more will come (see [`Self::ended`]).
+    pub fn read_now(&mut self, buffer: &mut [u8]) -> Option<usize> {
+        loop {
+            return match read(self.descriptor.get_ref(), buffer) {
+                Ok(0) => {
+                    self.ended = true;
+                    None
+                }
+                Ok(count) => Some(count),
+                Err(Errno::EINTR) => continue,
+                Err(Errno::EAGAIN) => None,
+                Err(_) => {
+                    self.ended = true;
+                    None
+                }
+            };
+        }
+    }
+
+    /// Waits for bytes and reads them: 0 when no more will come.
+    pub async fn read(&mut self, buffer: &mut [u8]) -> usize {
+        while !self.ended {
+            let Ok(mut guard) = self.descriptor.readable().await else {
+                self.ended = true;
+                break;
+            };
+            match read(self.descriptor.get_ref(), buffer) {
+                Ok(0) => self.ended = true,
+                Ok(count) => {
+                    // A short read emptied the pipe; the next write makes it ready again.
+                    if count < buffer.len() {
+                        guard.clear_ready();
+                    }
+                    return count;
+                }
+                Err(Errno::EAGAIN) => guard.clear_ready(),
+                Err(Errno::EINTR) => {}
+                Err(_) => self.ended = true,
+            }
+        }
+        0
+    }
+
+    /// Reads on and forgets, until the last writer is gone.
+    pub fn drain_in_background(mut self) {
+        let mut scratch = [0_u8; 4096];
+        while self.read_now(&mut scratch).is_some() {}
+        if !self.ended {
+            tokio::spawn(async move {
+                let mut scratch = vec![0_u8; 16 << 10];
+                while self.read(&mut scratch).await > 0 {}
+            });
+        }
+    }
+}
+
+/// The pipes of the next call, already in the holder.
+#[derive(Debug)]
+pub struct CallPipes {
+    command_write: Option<OwnedFd>,
+    command_read: OwnedFd,
+    /// The call's stdout.
+    pub stdout: Input,
+    /// The call's stderr.
+    pub stderr: Input,
+}
+
+impl CallPipes {
+    /// Makes pipes and hands their far ends to the holder.
+    ///
+    /// # Errors
+    ///
+    /// When the descriptors have run out, or the holder is gone.
+    pub async fn prepare(holder: &Holder) -> io::Result<Self> {
+        let (command_read, command_write) = pipe2(OFlag::O_CLOEXEC)?;
+        fcntl(&command_write, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
+        let (stdout, stdout_write) = Input::pipe()?;
+        let (stderr, stderr_write) = Input::pipe()?;
+        holder
+            .put(&[
+                (Slot::Command, &command_read),
+                (Slot::Stdout, &stdout_write),
+                (Slot::Stderr, &stderr_write),
+            ])
+            .await?;
+        Ok(Self {
+            command_write: Some(command_write),
+            command_read,
+            stdout,
+            stderr,
+        })
+    }
+
+    /// Makes the command ready to be sourced: through the pipe, or where it does not fit there from memory.
+    ///
+    /// # Errors
+    ///
+    /// When memory or the holder is gone.
+    pub async fn offer(&mut self, command: &[u8], holder: &Holder) -> io::Result<()> {
+        let write_end = self.command_write.take();
+        if let Some(write_end) = write_end.filter(|_| command.len() <= 4096)
+            && nix::unistd::write(&write_end, command) == Ok(command.len())
+        {
+            return Ok(());
+        }
+        let memory = memory_file(command)?;
+        holder.put(&[(Slot::Command, &memory)]).await
+    }
+
+    /// Whether bash never read the command: something of the user's answered in place of the sourcing builtin.
+    #[must_use]
+    pub fn command_unread(&self) -> bool {
+        sys::readable_bytes(self.command_read.as_fd()) > 0
+    }
+}
+
+/// A file in memory with this content.
+///
+/// # Errors
+///
+/// When memory is exhausted.
+pub fn memory_file(content: &[u8]) -> io::Result<OwnedFd> {
+    use std::io::Write;
+
+    let descriptor = nix::sys::memfd::memfd_create(c"cli-mcp", nix::sys::memfd::MFdFlags::MFD_CLOEXEC)?;
+    let mut file = std::fs::File::from(descriptor);
+    file.write_all(content)?;
+    Ok(OwnedFd::from(file))
+}

@@ -1,0 +1,258 @@
+//! The process table as `/proc` shows it, and which of its processes belong to one call.
+
+use std::collections::{HashMap, HashSet};
+use std::fs;
+use std::path::PathBuf;
+
+/// A process that cannot be taken for a later one with the same number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Identity {
+    /// Clock ticks from boot to its start.
+    pub start: u64,
+    /// Its number.
+    pub pid: i32,
+}
+
+/// One row of the table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Process {
+    /// Which process.
+    pub identity: Identity,
+    /// Its parent's number.
+    pub parent: i32,
+    /// One letter, as `ps` shows it.
+    pub state: u8,
+    /// For a zombie: the wait status, as `waitpid(2)` would give it.
+    pub wait_status: i32,
+}
+
+impl Process {
+    /// Whether it has ended and only waits to be collected.
+    #[must_use]
+    pub fn ended(&self) -> bool {
+        matches!(self.state, b'Z' | b'X')
+    }
+}
+
+/// Reads one process. None when it is gone.
+#[must_use]
+pub fn process(pid: i32) -> Option<Process> {
+    parse_stat(pid, &fs::read(format!("/proc/{pid}/stat")).ok()?)
+}
+
+/// `proc_pid_stat(5)`; the second field may hold any byte, so fields are counted from its last parenthesis.
+fn parse_stat(pid: i32, stat: &[u8]) -> Option<Process> {
+    let rest = &stat[stat.iter().rposition(|byte| *byte == b')')? + 1..];
+    let text = std::str::from_utf8(rest).ok()?;
+    let fields: Vec<&str> = text.split_ascii_whitespace().collect();
+    Some(Process {
+        identity: Identity {
+            pid,
+            start: fields.get(19)?.parse().ok()?,
+        },
+        parent: fields.get(1)?.parse().ok()?,
+        state: *fields.first()?.as_bytes().first()?,
+        wait_status: fields.get(49).and_then(|field| field.parse().ok()).unwrap_or(0),
+    })
+}
+
+/// Every process of this pid namespace.
+#[must_use]
+pub fn table() -> Vec<Process> {
+    let Ok(entries) = fs::read_dir("/proc") else {
+        return Vec::new();
+    };
+    entries
+        .filter_map(|entry| process(entry.ok()?.file_name().to_str()?.parse().ok()?))
+        .collect()
+}
+
+/// The children of a single-threaded process, where the kernel lists them.
+#[must_use]
+pub fn children(pid: i32) -> Option<Vec<i32>> {
+    let text = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).ok()?;
+    text.split_ascii_whitespace().map(|child| child.parse().ok()).collect()
+}
+
+/// What a process does with SIGINT.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Disposition {
+    /// Dies of it.
+    Default,
+    /// Runs a handler.
+    Caught,
+    /// Nothing.
+    Ignored,
+}
+
+/// Reads what a process does with SIGINT; a process that is gone counts as the default.
+#[must_use]
+pub fn interrupt_disposition(pid: i32) -> Disposition {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let holds = |name: &str| {
+        status
+            .lines()
+            .find_map(|line| line.strip_prefix(name))
+            .and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok())
+            .is_some_and(|mask| mask & 0b10 != 0)
+    };
+    if holds("SigIgn:") {
+        Disposition::Ignored
+    } else if holds("SigCgt:") {
+        Disposition::Caught
+    } else {
+        Disposition::Default
+    }
+}
+
+/// The file mode creation mask of a process.
+#[must_use]
+pub fn umask(pid: i32) -> Option<u32> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let mask = status.lines().find_map(|line| line.strip_prefix("Umask:"))?;
+    u32::from_str_radix(mask.trim(), 8).ok()
+}
+
+/// The working directory of a process, by its physical path.
+#[must_use]
+pub fn working_directory(pid: i32) -> Option<PathBuf> {
+    fs::read_link(format!("/proc/{pid}/cwd")).ok()
+}
+
+/// The processes that make up the agent's own side of the tree.
+#[derive(Clone, Copy, Debug)]
+pub struct Roots {
+    /// The agent: everything below it is the sandbox's.
+    pub agent: i32,
+    /// The descriptor holder.
+    pub holder: i32,
+    /// The persistent bash.
+    pub bash: i32,
+}
+
+/// What belongs to a call: every descendant of the agent that is neither the agent's own, nor was there before the call,
+/// nor descends from one that was. Orphans are the agent's children by then, so a double fork or `setsid` hides nothing
+/// (case 69); a process below an earlier job is that job's (case 71).
+#[must_use]
+pub fn of_call<S: std::hash::BuildHasher>(
+    table: &[Process],
+    roots: Roots,
+    earlier: &HashSet<Identity, S>,
+) -> Vec<Process> {
+    let by_pid: HashMap<i32, &Process> = table.iter().map(|process| (process.identity.pid, process)).collect();
+    let belongs = |process: &&Process| {
+        let mut current = **process;
+        // A chain of parents is shorter than the table, whatever changed while it was read.
+        for _ in 0..=table.len() {
+            if current.identity.pid == roots.holder || earlier.contains(&current.identity) {
+                return false;
+            }
+            if current.parent == roots.agent {
+                return true;
+            }
+            match by_pid.get(&current.parent) {
+                Some(parent) => current = **parent,
+                None => return false,
+            }
+        }
+        false
+    };
+    let own = |pid: i32| pid == roots.agent || pid == roots.holder || pid == roots.bash;
+    table
+        .iter()
+        .filter(|process| !own(process.identity.pid))
+        .filter(belongs)
+        .copied()
+        .collect()
+}
+
+/// Whether `pid` is below `ancestor`.
+#[must_use]
+pub fn descends_from(pid: i32, ancestor: i32) -> bool {
+    let mut current = pid;
+    for _ in 0..10_000 {
+        match process(current) {
+            Some(found) if found.parent == ancestor => return true,
+            Some(found) if found.parent > 1 => current = found.parent,
+            _ => return false,
+        }
+    }
+    false
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(pid: i32, parent: i32) -> Process {
+        Process {
+            identity: Identity {
+                pid,
+                start: 100 + u64::try_from(pid).unwrap(),
+            },
+            parent,
+            state: b'S',
+            wait_status: 0,
+        }
+    }
+
+    const ROOTS: Roots = Roots {
+        agent: 1,
+        holder: 2,
+        bash: 3,
+    };
+
+    fn pids(table: &[Process], earlier: &[i32]) -> Vec<i32> {
+        let earlier: HashSet<_> = earlier.iter().map(|pid| row(*pid, 0).identity).collect();
+        of_call(table, ROOTS, &earlier)
+            .iter()
+            .map(|process| process.identity.pid)
+            .collect()
+    }
+
+    #[test]
+    fn children_orphans_and_their_children_belong_to_the_call() {
+        let table = [
+            row(1, 0),
+            row(2, 1),
+            row(3, 1),
+            row(10, 3),
+            row(11, 10),
+            row(12, 1),
+            row(13, 12),
+        ];
+        assert_eq!(pids(&table, &[]), [10, 11, 12, 13]);
+    }
+
+    #[test]
+    fn an_earlier_job_and_what_it_started_since_do_not() {
+        let table = [row(1, 0), row(2, 1), row(3, 1), row(10, 3), row(11, 10), row(12, 3)];
+        assert_eq!(pids(&table, &[10]), [12]);
+    }
+
+    #[test]
+    fn a_later_process_with_an_earlier_number_is_not_taken_for_it() {
+        let mut reused = row(10, 3);
+        reused.identity.start += 1;
+        assert_eq!(pids(&[row(1, 0), row(3, 1), reused], &[10]), [10]);
+    }
+
+    #[test]
+    fn processes_of_other_trees_are_left_alone() {
+        assert_eq!(pids(&[row(1, 0), row(3, 1), row(20, 0), row(21, 20)], &[]), [0_i32; 0]);
+    }
+
+    #[test]
+    fn a_name_with_parentheses_and_spaces_is_read() {
+        let fields = "S 7 1 1 0 -1 4194560 1 0 0 0 0 0 0 0 20 0 1 0 4242 0 0";
+        let parsed = parse_stat(9, format!("9 (a) b (c)) {fields}").as_bytes()).unwrap();
+        assert_eq!((parsed.parent, parsed.identity.start, parsed.state), (7, 4242, b'S'));
+    }
+
+    #[test]
+    fn this_process_is_below_its_parent() {
+        let own = i32::try_from(std::process::id()).unwrap();
+        assert!(descends_from(own, process(own).unwrap().parent));
+        assert!(!descends_from(own, own));
+    }
+}

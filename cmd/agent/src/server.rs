@@ -1,0 +1,281 @@
+//! Puts the parts together: listener, session, signals, egress check; and takes them down in order.
+
+use std::convert::Infallible;
+use std::ffi::OsString;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use cli_mcp_sandbox::token::TokenDigest;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::TokioIo;
+use tokio::net::TcpListener;
+use tokio::sync::Semaphore;
+use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use crate::config::Settings;
+use crate::egress::{self, Egress, EgressTargets};
+use crate::handoff::OWN_VARIABLES;
+use crate::http::Endpoints;
+use crate::metrics::Metrics;
+use crate::processes;
+use crate::queue::Queue;
+use crate::reaper::Reaper;
+use crate::session::{Session, SessionSettings};
+use crate::shell::Origin;
+use crate::signals::Signals;
+use crate::sys;
+
+/// Connections at once; more wait to be accepted.
+const MAX_CONNECTIONS: usize = 512;
+/// How long answers may take to go out at the end.
+const DRAIN: Duration = Duration::from_secs(5);
+/// How long the last call and its processes may take to end.
+const SESSION_END: Duration = Duration::from_secs(5);
+
+/// Variables of bash that would make it act on its own, or ask; and those of the agent.
+const NOT_PASSED_ON: [&str; 10] = [
+    "BASHOPTS",
+    "SHELLOPTS",
+    "POSIXLY_CORRECT",
+    "PROMPT_COMMAND",
+    "PS0",
+    "PS1",
+    "PS2",
+    "TMOUT",
+    "TIMEFORMAT",
+    "HISTFILE",
+];
+
+/// What keeps programs from waiting for a human, where the image and the pod say nothing else.
+const DEFAULTS: [(&str, &str); 10] = [
+    ("PAGER", "cat"),
+    ("GIT_PAGER", "cat"),
+    ("MANPAGER", "cat"),
+    ("SYSTEMD_PAGER", "cat"),
+    ("GIT_TERMINAL_PROMPT", "0"),
+    ("EDITOR", "false"),
+    ("VISUAL", "false"),
+    ("DEBIAN_FRONTEND", "noninteractive"),
+    ("TERM", "dumb"),
+    ("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"),
+];
+
+/// The environment of bash: built from that of the agent, without anything of the agent's own.
+#[must_use]
+pub fn shell_environment<I: IntoIterator<Item = (OsString, OsString)>>(
+    inherited: I,
+    home: &Path,
+) -> Vec<(OsString, OsString)> {
+    let mut environment: Vec<(OsString, OsString)> = inherited
+        .into_iter()
+        .filter(|(name, _)| {
+            name.to_str()
+                .is_none_or(|name| name != "HOME" && !name.starts_with(OWN_VARIABLES) && !NOT_PASSED_ON.contains(&name))
+        })
+        .collect();
+    let has = |environment: &[(OsString, OsString)], name: &str| environment.iter().any(|(other, _)| other == name);
+    for (name, value) in DEFAULTS {
+        if !has(&environment, name) {
+            environment.push((name.into(), value.into()));
+        }
+    }
+    if !["LANG", "LC_ALL", "LC_CTYPE"]
+        .iter()
+        .any(|name| has(&environment, name))
+    {
+        environment.push(("LANG".into(), "C.UTF-8".into()));
+    }
+    environment.push(("HOME".into(), home.into()));
+    // Set but empty keeps bash from its own prompts.
+    environment.extend(["PS1", "PS2"].map(|name| (name.into(), OsString::new())));
+    environment
+}
+
+/// Serves until a signal ends it.
+///
+/// # Errors
+///
+/// When the port cannot be had, or the kernel refuses what the agent needs.
+pub fn serve(settings: Settings) -> anyhow::Result<()> {
+    let own = i32::try_from(std::process::id()).unwrap_or(0);
+    let origin = Origin {
+        environment: shell_environment(std::env::vars_os(), &settings.home),
+        directory: settings.home.to_string_lossy().into_owned(),
+        limits: sys::resource_limits(own),
+        umask: processes::umask(own).unwrap_or(0o022),
+    };
+    harden();
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .context("the runtime cannot be started")?;
+    runtime.block_on(run(settings, origin))
+}
+
+/// Makes this process what a sandbox cannot look into, and the one that its orphans come to.
+fn harden() {
+    sys::keep_inherited_descriptors();
+    sys::return_big_buffers();
+    sys::raise_descriptor_limit();
+    for (what, result) in [
+        ("dumpable", nix::sys::prctl::set_dumpable(false)),
+        ("child subreaper", nix::sys::prctl::set_child_subreaper(true)),
+    ] {
+        if let Err(error) = result {
+            tracing::warn!(what, %error, "Failed to set a process attribute");
+        }
+    }
+    // Only with the right to: without it the agent keeps the pod's score, and its children get a higher one.
+    let _ = std::fs::write("/proc/self/oom_score_adj", "-999");
+}
+
+async fn run(settings: Settings, origin: Origin) -> anyhow::Result<()> {
+    let shutdown = CancellationToken::new();
+    let reaper = Reaper::default();
+    let signals = Signals::take_over().context("signals cannot be taken over")?;
+    tokio::spawn(signals.watch(reaper.clone(), shutdown.clone()));
+    let listener = TcpListener::bind(settings.listen)
+        .await
+        .with_context(|| format!("--listen (SANDBOX_LISTEN) {} cannot be bound", settings.listen))?;
+    let egress = match settings.egress_targets {
+        Some((target, control)) => {
+            let egress = Egress::required();
+            tokio::spawn(egress::watch(egress.clone(), EgressTargets { target, control }));
+            egress
+        }
+        None => Egress::disabled(),
+    };
+    let digest = |text: &Option<String>| text.as_deref().map(TokenDigest::from_hex).transpose();
+    let queue = Queue::default();
+    let metrics = Metrics::default();
+    let shell_alive = Arc::new(AtomicBool::new(false));
+    let endpoints = Endpoints::new(
+        digest(&settings.session_digest)?,
+        digest(&settings.assign_digest)?,
+        queue.clone(),
+        egress,
+        metrics.clone(),
+        shell_alive.clone(),
+    );
+    let session_settings = SessionSettings {
+        origin,
+        output_limit: settings.output_limit,
+        workspace: settings.home.clone(),
+    };
+    let session = Session::new(session_settings, queue.clone(), reaper, metrics, shell_alive);
+    let session = tokio::spawn(session.run(shutdown.clone()));
+    tracing::info!(address = %listener.local_addr()?, version = env!("CARGO_PKG_VERSION"), "Serving");
+    let connections = TaskTracker::new();
+    accept(&listener, endpoints, &connections, &shutdown).await;
+    drop(listener);
+    queue.close();
+    if timeout(SESSION_END, session).await.is_err() {
+        tracing::warn!("The last call did not end in time");
+    }
+    connections.close();
+    if timeout(DRAIN, connections.wait()).await.is_err() {
+        tracing::warn!("A client did not take its answer in time");
+    }
+    Ok(())
+}
+
+async fn accept(listener: &TcpListener, endpoints: Endpoints, connections: &TaskTracker, shutdown: &CancellationToken) {
+    let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    loop {
+        let accepted = tokio::select! {
+            () = shutdown.cancelled() => return,
+            accepted = async {
+                let place = places.clone().acquire_owned().await;
+                listener.accept().await.map(|(connection, _)| (connection, place))
+            } => accepted,
+        };
+        let (connection, place) = match accepted {
+            Ok(accepted) => accepted,
+            Err(error) => {
+                // Out of descriptors, mostly: others will be given back.
+                tracing::warn!(%error, "Failed to accept a connection");
+                tokio::time::sleep(Duration::from_millis(50)).await;
+                continue;
+            }
+        };
+        // Without it the last piece of an answer may wait for an acknowledgement.
+        let _ = connection.set_nodelay(true);
+        let endpoints = endpoints.clone();
+        let shutdown = shutdown.clone();
+        connections.spawn(async move {
+            let _place = place;
+            let service = service_fn(move |request| {
+                let endpoints = endpoints.clone();
+                async move { Ok::<_, Infallible>(endpoints.answer(request).await) }
+            });
+            let serving = http1::Builder::new().serve_connection(TokioIo::new(connection), service);
+            tokio::pin!(serving);
+            let ended = tokio::select! {
+                ended = serving.as_mut() => ended,
+                () = shutdown.cancelled() => {
+                    serving.as_mut().graceful_shutdown();
+                    serving.await
+                }
+            };
+            if let Err(error) = ended {
+                tracing::debug!(%error, "Connection ended");
+            }
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn environment(pairs: &[(&str, &str)]) -> Vec<(String, String)> {
+        let inherited = pairs
+            .iter()
+            .map(|(name, value)| (OsString::from(name), OsString::from(value)));
+        let text = |text: OsString| text.into_string().unwrap();
+        shell_environment(inherited, Path::new("/w"))
+            .into_iter()
+            .map(|(name, value)| (text(name), text(value)))
+            .collect()
+    }
+
+    #[test]
+    fn nothing_of_the_agents_own_is_passed_on() {
+        let names: Vec<String> = environment(&[
+            ("SANDBOX_AUTH_TOKEN", "t"),
+            ("SANDBOX_X", "y"),
+            ("TMOUT", "1"),
+            ("A", "b"),
+        ])
+        .into_iter()
+        .map(|(name, _)| name)
+        .collect();
+        assert!(names.contains(&"A".to_owned()));
+        assert!(
+            !names.iter().any(|name| name.starts_with("SANDBOX_") || name == "TMOUT"),
+            "{names:?}"
+        );
+    }
+
+    #[test]
+    fn the_users_own_values_win() {
+        let environment = environment(&[("PAGER", "less"), ("LC_ALL", "de_DE.UTF-8")]);
+        let value = |name: &str| {
+            environment
+                .iter()
+                .filter(|(other, _)| other == name)
+                .map(|(_, value)| value.as_str())
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(value("PAGER"), ["less"]);
+        assert_eq!(value("GIT_PAGER"), ["cat"]);
+        assert!(value("LANG").is_empty());
+        assert_eq!(value("HOME"), ["/w"]);
+    }
+}

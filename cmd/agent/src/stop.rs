@@ -1,0 +1,246 @@
+//! Ending a call before its time: its whole process tree is gone afterwards, nothing of its list runs on, and the shell
+//! is kept where that can be done with certainty.
+//!
+//! Everything is frozen first. SIGINT then ends the list only when bash sees its foreground child die of it and has no
+//! trap for it; so bash stays frozen until that death is certain. In every other shape the shell is given up: the caller
+//! kills it and restores another.
+
+use std::collections::{BTreeSet, HashSet};
+use std::time::Duration;
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use tokio::time::{Instant, sleep};
+
+use crate::processes::{self, Disposition, Identity, Process, Roots};
+use crate::reaper::ExitCode;
+use crate::script::{self, Nonce, Status};
+use crate::shell::{Answer, Shell};
+
+/// Rounds of freezing: each finds what was forked before its parent stood still.
+const FREEZE_ROUNDS: usize = 100;
+/// How often a program that handles SIGINT is asked, and how long it has each time.
+const INTERRUPTS: usize = 3;
+const INTERRUPT_WAIT: Duration = Duration::from_millis(100);
+/// How long bash may take from the interrupt to its prompt.
+const PROMPT_WAIT: Duration = Duration::from_millis(500);
+/// How long killed processes may take to be gone; one in an uninterruptible sleep takes longer, and is left to the kernel.
+const KILL_WAIT: Duration = Duration::from_secs(2);
+/// How often, and for how long, a child that was just forked is given time to become its program.
+const EXEC_TRIES: usize = 2;
+const EXEC_WAIT: Duration = Duration::from_millis(10);
+const STEP: Duration = Duration::from_millis(1);
+
+/// What became of the shell.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// It is at its prompt again with all its state.
+    Kept(Status),
+    /// It ended by itself.
+    Ended(ExitCode),
+    /// It is frozen and must be replaced.
+    Lost,
+}
+
+/// Which processes are whose.
+#[derive(Clone, Copy, Debug)]
+pub struct Scope<'a> {
+    /// The agent's own side of the tree.
+    pub roots: Roots,
+    /// What was there before the call.
+    pub earlier: &'a HashSet<Identity>,
+}
+
+impl Scope<'_> {
+    /// What the call has started and is still alive.
+    #[must_use]
+    pub fn alive(&self) -> Vec<Process> {
+        let mut found = processes::of_call(&processes::table(), self.roots, self.earlier);
+        found.retain(|process| !process.ended());
+        found
+    }
+
+    /// Kills what the call has started, until nothing is left.
+    pub async fn kill_all(&self) {
+        let deadline = Instant::now() + KILL_WAIT;
+        loop {
+            let alive = self.alive();
+            for process in &alive {
+                send(process.identity.pid, Signal::SIGKILL);
+            }
+            if alive.is_empty() || Instant::now() > deadline {
+                return;
+            }
+            sleep(STEP).await;
+        }
+    }
+
+    /// Stops every process of the call where it stands.
+    fn freeze(&self) -> Vec<Process> {
+        let mut frozen = BTreeSet::new();
+        for _ in 0..FREEZE_ROUNDS {
+            let alive = self.alive();
+            let before = frozen.len();
+            for process in &alive {
+                if frozen.insert(process.identity) {
+                    send(process.identity.pid, Signal::SIGSTOP);
+                }
+            }
+            if frozen.len() == before {
+                return alive;
+            }
+        }
+        self.alive()
+    }
+}
+
+fn send(pid: i32, signal: Signal) {
+    // Gone already is as good.
+    let _ = kill(Pid::from_raw(pid), signal);
+}
+
+/// The child whose end bash waits for, as far as it can be told: the last one started that does not ignore SIGINT, as
+/// background jobs do where job control is off.
+fn foreground(frozen: &[(Process, Disposition)], bash: i32) -> Option<Process> {
+    frozen
+        .iter()
+        .filter(|(process, disposition)| process.parent == bash && *disposition != Disposition::Ignored)
+        .map(|(process, _)| *process)
+        .max_by_key(|process| process.identity)
+}
+
+/// Whether a child has died of SIGINT, has ended otherwise, or lives.
+fn end_of(child: Process) -> Option<bool> {
+    match processes::process(child.identity.pid) {
+        Some(now) if now.identity == child.identity && !now.ended() => None,
+        Some(now) if now.identity == child.identity => Some(now.wait_status & 0x7f == Signal::SIGINT as i32),
+        _ => Some(false),
+    }
+}
+
+/// Ends the running call. `trapped`: SIGINT may run a trap of the user's, so it must not be sent.
+pub async fn stop(shell: &mut Shell, scope: Scope<'_>, trapped: bool) -> Outcome {
+    let bash = scope.roots.bash;
+    let mut frozen = freeze_with_dispositions(shell, scope);
+    for _ in 0..EXEC_TRIES {
+        if !foreground(&frozen, bash).is_some_and(|child| is_copy_of(child, bash)) {
+            break;
+        }
+        // Between fork and exec a child still has bash's own handler; a moment later it is what it will be.
+        for (process, _) in &frozen {
+            send(process.identity.pid, Signal::SIGCONT);
+        }
+        shell.signal(Signal::SIGCONT);
+        sleep(EXEC_WAIT).await;
+        frozen = freeze_with_dispositions(shell, scope);
+    }
+    if trapped || processes::interrupt_disposition(bash) == Disposition::Ignored {
+        scope.kill_all().await;
+        return lost(shell);
+    }
+    let foreground = foreground(&frozen, bash);
+    let ended_by_interrupt = interrupt(&frozen, foreground).await;
+    tracing::debug!(?frozen, ended_by_interrupt, "Interrupted the call");
+    scope.kill_all().await;
+    if !ended_by_interrupt {
+        return lost(shell);
+    }
+    shell.forget_noise();
+    shell.signal(Signal::SIGINT);
+    shell.signal(Signal::SIGCONT);
+    let nonce = Nonce::new();
+    let hazards = shell.hazards.clone();
+    // With `errexit` an interrupt ends the shell, which saves its state on the way out: then nobody reads this.
+    let asked = shell.write(&script::probe(&nonce, &hazards));
+    if let Err(error) = asked {
+        tracing::debug!(%error, "The interrupted shell does not read");
+    }
+    match shell.answer(&nonce, Instant::now() + PROMPT_WAIT).await {
+        Answer::Status(status) => {
+            scope.kill_all().await;
+            Outcome::Kept(status)
+        }
+        Answer::Ended(code) => {
+            scope.kill_all().await;
+            Outcome::Ended(code)
+        }
+        Answer::Nothing => {
+            shell.signal(Signal::SIGSTOP);
+            scope.kill_all().await;
+            lost(shell)
+        }
+    }
+}
+
+/// Stops bash and the call's processes, and notes what each does with SIGINT.
+fn freeze_with_dispositions(shell: &Shell, scope: Scope<'_>) -> Vec<(Process, Disposition)> {
+    shell.signal(Signal::SIGSTOP);
+    let with_disposition = |process: Process| (process, processes::interrupt_disposition(process.identity.pid));
+    scope.freeze().into_iter().map(with_disposition).collect()
+}
+
+/// Whether a child that handles SIGINT is bash's own program: forked, and perhaps about to become another.
+fn is_copy_of(child: Process, bash: i32) -> bool {
+    let program = |pid: i32| std::fs::read_link(format!("/proc/{pid}/exe")).ok();
+    let pid = child.identity.pid;
+    processes::interrupt_disposition(pid) == Disposition::Caught
+        && program(pid).is_some()
+        && program(pid) == program(bash)
+}
+
+fn lost(shell: &Shell) -> Outcome {
+    match shell.exit.code() {
+        Some(code) => Outcome::Ended(code),
+        None => Outcome::Lost,
+    }
+}
+
+/// Lets the call's processes die of SIGINT, and tells whether bash's foreground child did.
+async fn interrupt(frozen: &[(Process, Disposition)], foreground: Option<Process>) -> bool {
+    for attempt in 0..INTERRUPTS {
+        for (process, disposition) in frozen {
+            // What ignores it stays frozen until it is killed; the others die, or run their handler, as they wake.
+            if *disposition != Disposition::Ignored {
+                send(process.identity.pid, Signal::SIGINT);
+                if attempt == 0 {
+                    send(process.identity.pid, Signal::SIGCONT);
+                }
+            }
+        }
+        let Some(foreground) = foreground else { return true };
+        let deadline = Instant::now() + INTERRUPT_WAIT;
+        while Instant::now() < deadline {
+            if let Some(by_interrupt) = end_of(foreground) {
+                return by_interrupt;
+            }
+            sleep(STEP).await;
+        }
+    }
+    false
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_child_that_minds_interrupts_is_in_the_foreground() {
+        let process = |pid: i32, parent: i32| Process {
+            identity: Identity {
+                pid,
+                start: u64::try_from(pid).unwrap(),
+            },
+            parent,
+            state: b'T',
+            wait_status: 0,
+        };
+        let frozen = [
+            (process(10, 3), Disposition::Default),
+            (process(11, 3), Disposition::Caught),
+            (process(12, 3), Disposition::Ignored),
+            (process(13, 11), Disposition::Default),
+        ];
+        assert_eq!(foreground(&frozen, 3).unwrap().identity.pid, 11);
+        assert_eq!(foreground(&frozen[2..], 3), None);
+    }
+}

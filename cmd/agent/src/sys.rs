@@ -1,0 +1,286 @@
+//! The unsafe edge: what the kernel and libc offer only by raw number or between fork and exec.
+
+use std::ffi::OsString;
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, Stdio};
+
+use nix::libc;
+use nix::sys::socket::{ControlMessageOwned, MsgFlags, recvmsg};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+
+mod request {
+    use nix::libc;
+
+    nix::ioctl_read_bad!(
+        /// How many bytes can be read.
+        fionread,
+        libc::FIONREAD,
+        libc::c_int
+    );
+}
+
+/// One `(resource, soft, hard)` limit, as `prlimit(2)` names resources by number.
+pub type ResourceLimit = (u32, u64, u64);
+
+/// Every resource limit that Linux has.
+const RESOURCES: u32 = 16;
+
+/// Bytes that wait in a pipe.
+#[must_use]
+pub fn readable_bytes(fd: BorrowedFd<'_>) -> usize {
+    let mut count: libc::c_int = 0;
+    // SAFETY: FIONREAD writes one int to the pointer it is given.
+    match unsafe { request::fionread(fd.as_raw_fd(), &raw mut count) } {
+        Ok(_) => usize::try_from(count).unwrap_or(0),
+        Err(_) => 0,
+    }
+}
+
+/// Registers a descriptor for readiness to read.
+///
+/// # Errors
+///
+/// When the runtime's poller refuses it.
+pub fn watch_readable(descriptor: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
+    // SAFETY: an OwnedFd stays open and the same until it is dropped, which the AsyncFd that owns it does last.
+    Ok(unsafe { AsyncFd::register_with_interest(descriptor, Interest::READABLE) }?)
+}
+
+/// Takes over a descriptor that this process inherited under a known number, and keeps it from its children.
+///
+/// # Errors
+///
+/// When no such descriptor is open.
+pub fn adopt(number: RawFd) -> io::Result<OwnedFd> {
+    // SAFETY: fcntl on any number is sound; an unused number gives EBADF.
+    if unsafe { libc::fcntl(number, libc::F_SETFD, libc::FD_CLOEXEC) } < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the descriptor is open, was passed for this purpose, and nothing else in this fresh process owns it.
+    Ok(unsafe { OwnedFd::from_raw_fd(number) })
+}
+
+/// Puts `fd` under `number`, in place of what was there, and closes the original.
+///
+/// # Errors
+///
+/// Those of `dup3(2)`.
+pub fn place(fd: OwnedFd, number: RawFd) -> io::Result<()> {
+    // SAFETY: dup3 on any pair of numbers is sound; the target numbers are owned by nothing in the holder.
+    if unsafe { libc::dup3(fd.as_raw_fd(), number, libc::O_CLOEXEC) } < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
+}
+
+/// Receives one message with its descriptors. An empty payload is the end of the connection.
+///
+/// # Errors
+///
+/// Those of `recvmsg(2)`.
+pub fn receive_with_descriptors(socket: BorrowedFd<'_>, payload: &mut [u8]) -> io::Result<(usize, Vec<OwnedFd>)> {
+    let mut control = nix::cmsg_space!([RawFd; 8]);
+    let mut parts = [io::IoSliceMut::new(payload)];
+    let message = recvmsg::<()>(
+        socket.as_raw_fd(),
+        &mut parts,
+        Some(&mut control),
+        MsgFlags::MSG_CMSG_CLOEXEC,
+    )
+    .map_err(io::Error::from)?;
+    let mut descriptors = Vec::new();
+    for control_message in message.cmsgs().map_err(io::Error::from)? {
+        if let ControlMessageOwned::ScmRights(numbers) = control_message {
+            // SAFETY: the kernel has just installed these descriptors for this process alone.
+            descriptors.extend(
+                numbers
+                    .into_iter()
+                    .map(|number| unsafe { OwnedFd::from_raw_fd(number) }),
+            );
+        }
+    }
+    Ok((message.bytes, descriptors))
+}
+
+/// Collects one ended child or orphan: its pid, and its status as `$?` shows it. None when none has ended.
+///
+/// By number, since a process may die of a real-time signal that safe wrappers refuse to name, losing its status.
+#[must_use]
+pub fn collect_ended() -> Option<(i32, u8)> {
+    let mut status: libc::c_int = 0;
+    // SAFETY: waitpid writes one int.
+    let pid = unsafe { libc::waitpid(-1, &raw mut status, libc::WNOHANG) };
+    if pid <= 0 {
+        return None;
+    }
+    let code = if libc::WIFEXITED(status) {
+        libc::WEXITSTATUS(status)
+    } else {
+        128 + libc::WTERMSIG(status)
+    };
+    Some((pid, u8::try_from(code & 0xff).unwrap_or(u8::MAX)))
+}
+
+/// All resource limits of a process.
+#[must_use]
+pub fn resource_limits(pid: i32) -> Vec<ResourceLimit> {
+    let mut limits = Vec::new();
+    for resource in 0..RESOURCES {
+        let mut limit = libc::rlimit64 {
+            rlim_cur: 0,
+            rlim_max: 0,
+        };
+        // SAFETY: prlimit64 reads a null new limit as "none" and writes one rlimit64.
+        if unsafe { libc::prlimit64(pid, resource, std::ptr::null(), &raw mut limit) } == 0 {
+            limits.push((resource, limit.rlim_cur, limit.rlim_max));
+        }
+    }
+    limits
+}
+
+/// Keeps every descriptor that this process was started with, but the standard three, from its children.
+pub fn keep_inherited_descriptors() {
+    let Ok(entries) = std::fs::read_dir("/proc/self/fd") else {
+        return;
+    };
+    for number in entries
+        .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<RawFd>().ok())
+        .filter(|number| *number > 2)
+    {
+        // SAFETY: setting a flag on any number is sound; one that is closed meanwhile gives EBADF.
+        unsafe { libc::fcntl(number, libc::F_SETFD, libc::FD_CLOEXEC) };
+    }
+}
+
+/// Raises this process's soft limit of open descriptors to its hard one: each call with living background jobs keeps two.
+pub fn raise_descriptor_limit() {
+    let mut limit = libc::rlimit64 {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
+    // SAFETY: both calls get a valid rlimit64.
+    unsafe {
+        if libc::getrlimit64(libc::RLIMIT_NOFILE, &raw mut limit) == 0 {
+            limit.rlim_cur = limit.rlim_max.min(1 << 16).max(limit.rlim_cur);
+            libc::setrlimit64(libc::RLIMIT_NOFILE, &raw const limit);
+        }
+    }
+}
+
+/// Makes the allocator give big buffers back at once, and grow small: a call's output is not kept as free memory.
+pub fn return_big_buffers() {
+    // SAFETY: mallopt takes two numbers.
+    unsafe {
+        libc::mallopt(libc::M_MMAP_THRESHOLD, 128 * 1024);
+        libc::mallopt(libc::M_TRIM_THRESHOLD, 256 * 1024);
+        libc::mallopt(libc::M_ARENA_MAX, 1);
+    }
+}
+
+/// Between fork and exec: a session of its own, an end with the agent, and none of the signals blocked that the agent
+/// reads as events.
+///
+/// # Safety
+///
+/// For a child that is about to exec.
+unsafe fn default_process_state() {
+    // SAFETY: async-signal-safe calls; the set is initialised before it is used.
+    unsafe {
+        libc::setsid();
+        libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+        let mut none: libc::sigset_t = std::mem::zeroed();
+        libc::sigemptyset(&raw mut none);
+        libc::sigprocmask(libc::SIG_SETMASK, &raw const none, std::ptr::null_mut());
+    }
+}
+
+/// What a new bash is started with.
+pub struct BashSpawn<'a> {
+    /// Arguments after the program name.
+    pub arguments: &'a [&'a str],
+    /// Its whole environment.
+    pub environment: &'a [(OsString, OsString)],
+    /// Descriptor 0: the control pipe.
+    pub control: OwnedFd,
+    /// Descriptor 2: the status pipe.
+    pub status: OwnedFd,
+    /// Limits to start with.
+    pub limits: &'a [ResourceLimit],
+    /// File mode creation mask.
+    pub umask: u32,
+    /// What is written to `oom_score_adj`.
+    pub oom_score_adj: i32,
+}
+
+/// Starts bash in a session of its own, with every signal at its default and nothing of the agent's left in it.
+///
+/// The caller's reaper collects its status: the returned handle must not be waited on.
+///
+/// # Errors
+///
+/// When bash cannot be started.
+pub fn spawn_bash(spawn: BashSpawn<'_>) -> io::Result<Child> {
+    let limits = spawn.limits.to_vec();
+    let umask = spawn.umask;
+    let score = spawn.oom_score_adj.to_string();
+    let mut command = Command::new("bash");
+    command
+        .args(spawn.arguments)
+        .env_clear()
+        .envs(spawn.environment.iter().map(|(name, value)| (name, value)))
+        .stdin(Stdio::from(spawn.control))
+        .stdout(Stdio::null())
+        .stderr(Stdio::from(spawn.status));
+    // SAFETY: the hook makes only async-signal-safe system calls and touches memory prepared before the fork.
+    unsafe {
+        command.pre_exec(move || {
+            default_process_state();
+            for signal in 1..=64 {
+                libc::signal(signal, libc::SIG_DFL);
+            }
+            let path = c"/proc/self/oom_score_adj";
+            let file = libc::open(path.as_ptr(), libc::O_WRONLY | libc::O_CLOEXEC);
+            if file >= 0 {
+                libc::write(file, score.as_ptr().cast(), score.len());
+                libc::close(file);
+            }
+            for (resource, soft, hard) in &limits {
+                let limit = libc::rlimit64 {
+                    rlim_cur: *soft,
+                    rlim_max: *hard,
+                };
+                libc::setrlimit64(*resource, &raw const limit);
+            }
+            libc::umask(umask);
+            Ok(())
+        });
+    }
+    command.spawn()
+}
+
+/// Starts this program again as `arguments`, with `socket` as its standard input and an empty environment.
+///
+/// # Errors
+///
+/// When the program cannot be started.
+pub fn spawn_self(arguments: &[&str], socket: OwnedFd) -> io::Result<Child> {
+    let mut command = Command::new("/proc/self/exe");
+    command
+        .arg0("agent")
+        .args(arguments)
+        .env_clear()
+        .stdin(Stdio::from(socket))
+        .stdout(Stdio::null())
+        .stderr(Stdio::null());
+    // SAFETY: only async-signal-safe system calls.
+    unsafe {
+        command.pre_exec(|| {
+            default_process_state();
+            Ok(())
+        });
+    }
+    command.spawn()
+}

@@ -1,0 +1,79 @@
+//! Random bodies and random command bytes: the agent answers each, stays alive, and leaks nothing.
+//!
+//! `AGENT_FUZZ_SECONDS` sets for how long, `AGENT_FUZZ_SEED` where it begins.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::print_stderr,
+    reason = "a test fails by panicking"
+)]
+
+mod harness;
+
+use std::time::{Duration, Instant};
+
+use harness::{Agent, TOKEN};
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
+use serde_json::json;
+
+const PIECES: [&str; 44] = [
+    "'", "\"", "`", "\\", "\n", "$(", ")", "(", "{ ", " }", "|", "||", "&", "&&", ";", ";;", "<<E\n", "E\n", "<",
+    "<<<", "$x", "${x", "}", "[[ ", " ]]", "((", "))", "if ", "then ", "fi ", "while ", "do ", "done ", "case ",
+    "esac ", "!", "#", "é", "\u{1}", "\u{7f}", "*", "x=", "true ", "exit ",
+];
+
+fn number(name: &str, default: u64) -> u64 {
+    std::env::var(name)
+        .ok()
+        .and_then(|value| value.parse().ok())
+        .unwrap_or(default)
+}
+
+#[test]
+fn random_bodies_and_commands_do_no_harm() {
+    let mut random = StdRng::seed_from_u64(number("AGENT_FUZZ_SEED", 7));
+    let end = Instant::now() + Duration::from_secs(number("AGENT_FUZZ_SECONDS", 5));
+    let mut agent = Agent::start();
+    let authorization = format!("Bearer {TOKEN}");
+    let headers = [
+        ("Authorization", authorization.as_str()),
+        ("Content-Type", "application/json"),
+    ];
+    agent.run("true");
+    let descriptors = agent.descriptors();
+    let mut rounds = 0_u64;
+    while Instant::now() < end {
+        let command: String = (0..random.random_range(0..12))
+            .map(|_| PIECES[random.random_range(0..PIECES.len())])
+            .collect();
+        let answer = agent.exec_body(&json!({"command": command, "timeout": 1}));
+        assert_eq!(answer.status, 200, "{command:?}: {answer:?}");
+
+        let mut body = json!({"command": "true", "timeout": 1}).to_string().into_bytes();
+        for _ in 0..random.random_range(1..6) {
+            let at = random.random_range(0..body.len());
+            match random.random_range(0..3) {
+                0 => body[at] = random.random(),
+                1 => body.truncate(at.max(1)),
+                _ => body.insert(at, random.random()),
+            }
+        }
+        let answer = agent.request("POST", "/exec", &headers, &body);
+        assert!([200, 400].contains(&answer.status), "{body:?}: {answer:?}");
+        rounds += 1;
+        if rounds.is_multiple_of(50) {
+            assert_eq!(agent.run("builtin echo ok").stdout, "ok\n");
+        }
+    }
+    assert!(agent.running());
+    agent.run("kill -9 $$");
+    assert_eq!(agent.run("builtin echo ok").stdout, "ok\n");
+    agent.until_quiet();
+    assert!(
+        agent.descriptors() <= descriptors + 4,
+        "{descriptors} then {} after {rounds} rounds",
+        agent.descriptors()
+    );
+}

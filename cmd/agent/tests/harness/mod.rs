@@ -1,0 +1,422 @@
+//! A real agent for tests: starts the program on a free port of loopback, speaks HTTP/1.1 to it, and looks at its
+//! processes from outside.
+#![allow(dead_code, reason = "each test program uses its part")]
+
+use std::collections::HashMap;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use cli_mcp_sandbox::wire::{ExecResult, StreamLine};
+use serde_json::{Value, json};
+
+/// The session token of every test agent.
+pub(crate) const TOKEN: &str = "test-session-token";
+/// Nothing takes this long unless it hangs.
+pub(crate) const GENEROUS: Duration = Duration::from_secs(90);
+
+/// How to start an agent.
+pub(crate) struct Setup {
+    environment: Vec<(String, String)>,
+    home: Option<std::path::PathBuf>,
+}
+
+/// A running agent; ended when dropped.
+pub(crate) struct Agent {
+    child: Child,
+    pub(crate) address: SocketAddr,
+    pub(crate) home: tempfile::TempDir,
+    connection: std::cell::RefCell<Option<BufReader<TcpStream>>>,
+}
+
+/// An HTTP answer.
+#[derive(Debug)]
+pub(crate) struct Answer {
+    pub(crate) status: u16,
+    pub(crate) headers: HashMap<String, String>,
+    pub(crate) body: Vec<u8>,
+}
+
+impl Answer {
+    pub(crate) fn json(&self) -> Value {
+        serde_json::from_slice(&self.body)
+            .unwrap_or_else(|error| panic!("{error}: {:?}", String::from_utf8_lossy(&self.body)))
+    }
+
+    pub(crate) fn error(&self) -> String {
+        self.json()["error"].as_str().unwrap().to_owned()
+    }
+
+    pub(crate) fn result(&self) -> ExecResult {
+        assert_eq!(self.status, 200, "{}", String::from_utf8_lossy(&self.body));
+        serde_json::from_slice(&self.body).unwrap()
+    }
+}
+
+impl Setup {
+    pub(crate) fn new() -> Self {
+        Self {
+            environment: vec![("SANDBOX_AUTH_TOKEN".into(), TOKEN.into())],
+            home: None,
+        }
+    }
+
+    pub(crate) fn unassigned() -> Self {
+        Self {
+            environment: Vec::new(),
+            home: None,
+        }
+    }
+
+    pub(crate) fn env(mut self, name: &str, value: &str) -> Self {
+        self.environment.push((name.into(), value.into()));
+        self
+    }
+
+    pub(crate) fn home(mut self, home: &Path) -> Self {
+        self.home = Some(home.to_owned());
+        self
+    }
+
+    pub(crate) fn start(self) -> Agent {
+        let agent = self.start_unready();
+        let deadline = Instant::now() + GENEROUS;
+        while agent.request("GET", "/health", &[], b"").status != 200 {
+            assert!(Instant::now() < deadline, "the agent did not become ready");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        agent
+    }
+
+    /// Starts and waits only for the port.
+    pub(crate) fn start_unready(self) -> Agent {
+        let home = tempfile::tempdir().unwrap();
+        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let address = SocketAddr::from(([127, 0, 0, 1], port));
+        let child = Command::new(env!("CARGO_BIN_EXE_agent"))
+            .env_clear()
+            .env("PATH", std::env::var_os("PATH").unwrap())
+            .env("HOME", self.home.as_deref().unwrap_or(home.path()))
+            .env("SANDBOX_LISTEN", address.to_string())
+            .env("RUST_LOG", "info")
+            .envs(self.environment)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::inherit())
+            .spawn()
+            .unwrap();
+        let mut agent = Agent {
+            child,
+            address,
+            home,
+            connection: Default::default(),
+        };
+        let mut output = agent.child.stdout.take().unwrap();
+        std::thread::spawn(move || std::io::copy(&mut output, &mut std::io::sink()));
+        let deadline = Instant::now() + GENEROUS;
+        while TcpStream::connect(address).is_err() {
+            assert!(Instant::now() < deadline, "the agent did not listen");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        agent
+    }
+}
+
+impl Agent {
+    pub(crate) fn start() -> Self {
+        Setup::new().start()
+    }
+
+    pub(crate) fn pid(&self) -> i32 {
+        i32::try_from(self.child.id()).unwrap()
+    }
+
+    /// Sends a request over the kept connection.
+    pub(crate) fn request(&self, method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) -> Answer {
+        let mut slot = self.connection.borrow_mut();
+        let connection = slot.get_or_insert_with(|| self.connect());
+        send(connection.get_mut(), method, path, headers, body);
+        let answer = receive(connection).expect("an answer");
+        if answer.headers.get("connection").is_some_and(|value| value == "close") {
+            *slot = None;
+        }
+        answer
+    }
+
+    pub(crate) fn connect(&self) -> BufReader<TcpStream> {
+        let stream = TcpStream::connect(self.address).unwrap();
+        stream.set_read_timeout(Some(GENEROUS * 4)).unwrap();
+        stream.set_nodelay(true).unwrap();
+        BufReader::new(stream)
+    }
+
+    pub(crate) fn post(&self, path: &str, token: &str, body: &Value) -> Answer {
+        let authorization = format!("Bearer {token}");
+        let headers = [
+            ("Authorization", authorization.as_str()),
+            ("Content-Type", "application/json"),
+        ];
+        self.request("POST", path, &headers, body.to_string().as_bytes())
+    }
+
+    pub(crate) fn exec_body(&self, body: &Value) -> Answer {
+        self.post("/exec", TOKEN, body)
+    }
+
+    /// Runs a command, for at most a minute.
+    pub(crate) fn run(&self, command: &str) -> ExecResult {
+        self.exec_body(&json!({"command": command})).result()
+    }
+
+    pub(crate) fn run_for(&self, seconds: u32, command: &str) -> ExecResult {
+        self.exec_body(&json!({"command": command, "timeout": seconds}))
+            .result()
+    }
+
+    /// The stdout of a command that must succeed.
+    pub(crate) fn out(&self, command: &str) -> String {
+        let result = self.run(command);
+        assert_eq!(result.exit_code, 0, "{command}: {result:?}");
+        result.stdout
+    }
+
+    /// Sends `/exec` on a connection of its own and leaves it open.
+    pub(crate) fn begin(&self, body: &Value, accept: &str) -> BufReader<TcpStream> {
+        let mut connection = self.connect();
+        let authorization = format!("Bearer {TOKEN}");
+        let headers = [
+            ("Authorization", authorization.as_str()),
+            ("Content-Type", "application/json"),
+            ("Accept", accept),
+        ];
+        send(
+            connection.get_mut(),
+            "POST",
+            "/exec",
+            &headers,
+            body.to_string().as_bytes(),
+        );
+        connection
+    }
+
+    /// Runs a command and gives its streamed lines.
+    pub(crate) fn stream(&self, command: &str) -> Vec<StreamLine> {
+        let mut connection = self.begin(&json!({"command": command}), "application/x-ndjson");
+        let answer = receive(&mut connection).unwrap();
+        assert_eq!(answer.status, 200, "{answer:?}");
+        assert_eq!(answer.headers["content-type"], "application/x-ndjson");
+        answer
+            .body
+            .split(|byte| *byte == b'\n')
+            .filter(|line| !line.is_empty())
+            .map(|line| serde_json::from_slice(line).unwrap())
+            .collect()
+    }
+
+    pub(crate) fn cancel(&self) -> Value {
+        let mut connection = self.connect();
+        let authorization = format!("Bearer {TOKEN}");
+        send(
+            connection.get_mut(),
+            "POST",
+            "/cancel",
+            &[("Authorization", &authorization)],
+            b"",
+        );
+        receive(&mut connection).unwrap().json()
+    }
+
+    /// Waits until `command` prints `expected`.
+    pub(crate) fn until(&self, command: &str, expected: &str) {
+        let deadline = Instant::now() + GENEROUS;
+        while self.run(command).stdout != expected {
+            assert!(Instant::now() < deadline, "{command} never printed {expected:?}");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    /// Command lines of all living processes below the agent, but for its own two.
+    pub(crate) fn processes(&self) -> Vec<String> {
+        let mut found = Vec::new();
+        let mut parents = vec![self.pid()];
+        let table = table();
+        while let Some(parent) = parents.pop() {
+            for (pid, ppid, state) in &table {
+                if *ppid == parent {
+                    parents.push(*pid);
+                    let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+                    let line = String::from_utf8_lossy(&line).replace('\0', " ");
+                    let own = parent == self.pid()
+                        && (line.starts_with("bash --norc --noprofile") || line.contains("descriptor-holder"));
+                    if !own && *state != 'Z' {
+                        found.push(line);
+                    }
+                }
+            }
+        }
+        found
+    }
+
+    /// Asserts that no process of a call is left. The agent's own snapshot, a subshell of bash's, may be for a moment.
+    pub(crate) fn until_quiet(&self) {
+        let deadline = Instant::now() + Duration::from_secs(10);
+        loop {
+            let left = self.processes();
+            if left.is_empty() {
+                return;
+            }
+            assert!(Instant::now() < deadline, "left behind: {left:?}");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    pub(crate) fn terminate(&self) {
+        signal(self.pid(), "TERM");
+    }
+
+    pub(crate) fn wait(&mut self) -> std::process::ExitStatus {
+        let deadline = Instant::now() + GENEROUS;
+        loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                return status;
+            }
+            assert!(Instant::now() < deadline, "the agent did not end");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    pub(crate) fn running(&mut self) -> bool {
+        self.child.try_wait().unwrap().is_none()
+    }
+
+    /// Resident memory in KiB.
+    pub(crate) fn resident_kib(&self) -> u64 {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid())).unwrap();
+        let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap();
+        line.split_whitespace().nth(1).unwrap().parse().unwrap()
+    }
+
+    pub(crate) fn descriptors(&self) -> usize {
+        std::fs::read_dir(format!("/proc/{}/fd", self.pid())).unwrap().count()
+    }
+}
+
+impl Drop for Agent {
+    fn drop(&mut self) {
+        signal(self.pid(), "TERM");
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while matches!(self.child.try_wait(), Ok(None)) {
+            if Instant::now() > deadline {
+                let _ = self.child.kill();
+                let _ = self.child.wait();
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+pub(crate) fn signal(pid: i32, name: &str) {
+    let _ = Command::new("/bin/bash")
+        .args(["-c", &format!("kill -{name} {pid}")])
+        .stderr(Stdio::null())
+        .status();
+}
+
+fn table() -> Vec<(i32, i32, char)> {
+    std::fs::read_dir("/proc")
+        .unwrap()
+        .filter_map(|entry| {
+            let pid: i32 = entry.ok()?.file_name().to_str()?.parse().ok()?;
+            let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+            let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
+            let state = fields.next()?.chars().next()?;
+            Some((pid, fields.next()?.parse().ok()?, state))
+        })
+        .collect()
+}
+
+pub(crate) fn send(stream: &mut TcpStream, method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) {
+    let mut head = format!(
+        "{method} {path} HTTP/1.1\r\nHost: agent\r\nContent-Length: {}\r\n",
+        body.len()
+    );
+    for (name, value) in headers {
+        head.push_str(&format!("{name}: {value}\r\n"));
+    }
+    head.push_str("\r\n");
+    // One write: a small request must not wait for an acknowledgement. A server that answers early may close.
+    let _ = stream.write_all(&[head.as_bytes(), body].concat());
+}
+
+/// Reads the status line and headers of an answer.
+pub(crate) fn receive_head(connection: &mut BufReader<TcpStream>) -> Option<Answer> {
+    let mut line = String::new();
+    if connection.read_line(&mut line).ok()? == 0 {
+        return None;
+    }
+    let status = line.split(' ').nth(1)?.parse().ok()?;
+    let mut headers = HashMap::new();
+    loop {
+        line.clear();
+        connection.read_line(&mut line).ok()?;
+        match line.trim_end().split_once(':') {
+            Some((name, value)) => headers.insert(name.to_ascii_lowercase(), value.trim().to_owned()),
+            None => break,
+        };
+    }
+    Some(Answer {
+        status,
+        headers,
+        body: Vec::new(),
+    })
+}
+
+/// Reads a whole answer, chunked or not.
+pub(crate) fn receive(connection: &mut BufReader<TcpStream>) -> Option<Answer> {
+    let mut answer = receive_head(connection)?;
+    if answer
+        .headers
+        .get("transfer-encoding")
+        .is_some_and(|value| value == "chunked")
+    {
+        while let Some(chunk) = receive_chunk(connection) {
+            answer.body.extend(chunk);
+        }
+    } else {
+        let length = answer
+            .headers
+            .get("content-length")
+            .map_or(0, |value| value.parse().unwrap());
+        answer.body.resize(length, 0);
+        connection.read_exact(&mut answer.body).ok()?;
+    }
+    Some(answer)
+}
+
+/// Reads one chunk; None at the end.
+pub(crate) fn receive_chunk(connection: &mut BufReader<TcpStream>) -> Option<Vec<u8>> {
+    let mut line = String::new();
+    connection.read_line(&mut line).ok()?;
+    let length = usize::from_str_radix(line.trim(), 16).ok()?;
+    let mut chunk = vec![0; length + 2];
+    connection.read_exact(&mut chunk).ok()?;
+    chunk.truncate(length);
+    (length > 0).then_some(chunk)
+}
+
+/// Whether a program is installed; a test that needs it says visibly when it is not.
+pub(crate) fn installed(program: &str) -> bool {
+    let found = Command::new("bash")
+        .args(["-c", &format!("command -v {program}")])
+        .output()
+        .unwrap()
+        .status
+        .success();
+    if !found {
+        eprintln!("SKIPPED: {program} is not installed");
+    }
+    found
+}

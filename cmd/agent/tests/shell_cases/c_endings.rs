@@ -1,0 +1,179 @@
+//! Section C: commands that end, replace or freeze the shell.
+
+use crate::harness::{Agent, installed, signal};
+
+const STATE: &str = "export K=1; cd /usr; f(){ echo F; }; PLAIN='a b'";
+const SHOW: &str = "echo $K $PWD $PLAIN; f";
+const SHOWN: &str = "1 /usr a b\nF\n";
+
+#[test]
+fn case_038_exit() {
+    let agent = Agent::start();
+    agent.out(STATE);
+    let result = agent.run("echo hi; LATE=2; exit 3");
+    assert_eq!(
+        (result.stdout.as_str(), result.exit_code, result.timed_out),
+        ("hi\n", 3, false)
+    );
+    assert_eq!(result.session_reset, None);
+    let result = agent.run(SHOW);
+    assert_eq!(result.stdout, SHOWN);
+    let notice = result.session_reset.unwrap();
+    assert!(!notice.contains('\n') && notice.contains("status 3"), "{notice}");
+    let result = agent.run("echo $LATE");
+    assert_eq!((result.stdout.as_str(), result.session_reset), ("2\n", None));
+    for (command, status) in [
+        ("exit -1", 255),
+        ("exit 256", 0),
+        ("exit abc", 2),
+        ("exit", 0),
+        ("false; exit", 1),
+    ] {
+        assert_eq!(agent.run(command).exit_code, status, "{command}");
+        assert_eq!(agent.run(SHOW).stdout, SHOWN);
+    }
+}
+
+#[test]
+fn case_040_a_shell_killed_between_calls() {
+    let agent = Agent::start();
+    agent.out(STATE);
+    let bash: i32 = agent.out("echo $$").trim().parse().unwrap();
+    signal(bash, "KILL");
+    let result = agent.run(SHOW);
+    assert_eq!(result.stdout, SHOWN);
+    assert!(result.session_reset.is_some());
+    for _ in 0..2 {
+        let result = agent.run(SHOW);
+        assert_eq!((result.stdout.as_str(), result.session_reset), (SHOWN, None));
+    }
+    assert_eq!(agent.request("GET", "/health", &[], b"").status, 200);
+}
+
+#[test]
+fn case_042_errexit_does_not_leak() {
+    let agent = Agent::start();
+    assert_eq!(agent.out("set -euo pipefail; echo ok"), "ok\n");
+    assert_eq!(agent.out("false; echo reached"), "reached\n");
+    assert_eq!(agent.out("echo \"[$UNSET]\""), "[]\n");
+    let result = agent.run("set -e; X=5; cd /usr; false; echo not-reached");
+    assert_eq!((result.stdout.as_str(), result.exit_code), ("", 1));
+    assert_eq!(agent.out("echo $X $PWD"), "5 /usr\n");
+    assert_eq!(agent.run("set -e; (exit 3)").exit_code, 3);
+    assert_eq!(agent.out("set -e; ! true; echo here"), "here\n");
+}
+
+#[test]
+fn case_043_unset_variables() {
+    let agent = Agent::start();
+    let result = agent.run("cd /usr; : ${NOPE:?must be set}; echo no");
+    assert_eq!((result.exit_code, result.stdout.as_str()), (1, ""), "{result:?}");
+    assert!(result.stderr.contains("NOPE: must be set"), "{result:?}");
+    assert_eq!(agent.out("pwd"), "/usr\n");
+    let result = agent.run("set -u; echo $NOPE; echo no");
+    assert!(
+        result.exit_code != 0 && result.stderr.contains("NOPE: unbound variable"),
+        "{result:?}"
+    );
+    assert_eq!(agent.out("pwd"), "/usr\n");
+}
+
+#[test]
+fn case_044_exec() {
+    let agent = Agent::start();
+    agent.out(STATE);
+    assert_eq!(agent.run("exec true").exit_code, 0);
+    assert_eq!(agent.run(SHOW).stdout, SHOWN);
+    let result = agent.run("exec sh -c 'echo q; exit 5'");
+    assert_eq!((result.stdout.as_str(), result.exit_code), ("q\n", 5));
+    assert_eq!(agent.run("exec /nosuch").exit_code, 127);
+    assert_eq!(agent.run("echo alive").stdout, "alive\n");
+    assert_eq!(agent.run(SHOW).stdout, SHOWN);
+    let result = agent.run("exec 3>fd3; echo x >&3; exec >redirected; echo lost");
+    assert_eq!(result.stdout, "");
+    assert_eq!(
+        agent.out("echo seen; cd; cat /usr/fd3 2>/dev/null; ls redirected 2>/dev/null; cd /usr"),
+        "seen\nx\n"
+    );
+    agent.run("rm -f /usr/fd3 /usr/redirected");
+}
+
+#[test]
+fn case_045_killing_the_shell() {
+    let mut agent = Agent::start();
+    agent.out(STATE);
+    assert_eq!(agent.run("kill -9 $$").exit_code, 137);
+    let result = agent.run(SHOW);
+    assert_eq!(result.stdout, SHOWN);
+    assert!(result.session_reset.is_some());
+    for command in ["kill $$; true", "kill -- -$$; true", "kill 0; true"] {
+        let result = agent.run(command);
+        assert!([0, 143].contains(&result.exit_code), "{command}: {result:?}");
+        assert_eq!(agent.run(SHOW).stdout, SHOWN);
+    }
+    assert!(agent.running());
+}
+
+#[test]
+fn case_046_a_stopped_shell() {
+    let agent = Agent::start();
+    agent.out(STATE);
+    for command in [
+        "kill -STOP $$; echo x",
+        "kill -TSTP $$; kill -STOP $$; echo x",
+        "sh -c 'kill -STOP $$'; echo x",
+    ] {
+        let result = agent.run_for(1, command);
+        assert_eq!((result.exit_code, result.stdout.as_str()), (124, ""), "{command}");
+        agent.until_quiet();
+        assert_eq!(agent.run(SHOW).stdout, SHOWN);
+    }
+}
+
+#[test]
+fn case_048_children_go_first_when_memory_runs_out() {
+    let agent = Agent::start();
+    let own = std::fs::read_to_string(format!("/proc/{}/oom_score_adj", agent.pid())).unwrap();
+    let own: i32 = own.trim().parse().unwrap();
+    let childs: i32 = agent.out("cat /proc/self/oom_score_adj").trim().parse().unwrap();
+    assert!(childs > own, "{childs} > {own}");
+    // A child that the kernel ends is a failing command; a shell that it ends is a reset.
+    agent.out(STATE);
+    let result = agent.run("sh -c 'kill -KILL $$'");
+    assert_eq!((result.exit_code, result.session_reset), (137, None));
+    assert_eq!(agent.run(SHOW).session_reset, None);
+    assert_eq!(
+        agent
+            .run("ulimit -v 300000; x=$(yes | head -c 900000000); echo ${#x}")
+            .exit_code,
+        2
+    );
+    assert_eq!(agent.run(SHOW).stdout, SHOWN);
+}
+
+#[test]
+fn case_049_a_reset_brings_everything_back() {
+    let agent = Agent::start();
+    agent.out(
+        "cd /usr; export K='v w'; N=$'line\\nbreak\\t\\'q\\''; declare -i I=5; declare -a A=(1 'b c' [5]=x); declare -A M=([k y]='v'); \
+         f() { cat <<E\nhere $1\nE\n}; g() { echo G; }; export -f g; declare -r RO=1; declare -n REF=K",
+    );
+    agent.out("alias ll='echo \"it'\\''s\"'; shopt -s extglob nullglob; shopt -u checkwinsize; set -o noclobber -o pipefail; umask 027");
+    agent.out("ulimit -n 111; set -- 'p 1' q; trap 'echo U' USR1; unset GIT_PAGER; IFS=,; h() { case $1 in @(a|b)) echo ab;; esac; }");
+    let show = "pwd; echo \"$K|$N|$I|${A[*]}|${!A[*]}|${M[k y]}|$RO|$REF|$#|$1|${GIT_PAGER-unset}|$IFS\"; I=2+3; echo $I; f x; bash -c g; ll; h a; \
+                shopt extglob nullglob checkwinsize; set -o | grep -E 'noclobber|pipefail'; umask; ulimit -n; trap -p USR1; alias";
+    let before = agent.run(show);
+    assert_eq!(before.stderr, "");
+    for end in ["kill -9 $$", "exit 5", "exec true", "trap '' INT; while :; do :; done"] {
+        let result = agent.run_for(1, end);
+        assert_ne!(result.exit_code, 1, "{end}: {result:?}");
+        let after = agent.run(show);
+        assert_eq!(after.stdout, before.stdout, "{end}");
+        assert_eq!(after.stderr, "", "{end}");
+        let notice = after.session_reset.unwrap();
+        assert!(notice.contains("job table and open descriptors are lost"), "{notice}");
+    }
+    if installed("python3") {
+        assert_eq!(agent.out("python3 -c 'import os; print(os.environ[\"K\"])'"), "v w\n");
+    }
+}

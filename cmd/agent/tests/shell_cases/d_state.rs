@@ -1,0 +1,228 @@
+//! Section D: state that poisons the wrapper.
+
+use crate::harness::{Agent, Setup};
+
+#[test]
+fn case_051_functions_and_aliases_named_like_builtins() {
+    let agent = Agent::start();
+    agent.out(
+        "echo(){ :; }; printf(){ command echo HIJACK; }; cd(){ :; }; eval(){ :; }; source(){ :; }; command(){ :; }; builtin(){ :; }; \
+         test(){ return 1; }; set(){ :; }; exit(){ :; }; trap(){ :; }; declare(){ :; }; unset(){ :; }; return(){ :; }; shopt(){ :; }",
+    );
+    assert_eq!(agent.out("ls -d /"), "/\n");
+    assert_eq!(agent.out("echo mine"), "");
+    assert_eq!(agent.run("(kill -9 $BASHPID)").exit_code, 137);
+    assert_eq!(agent.out("ls -d /usr"), "/usr\n");
+    agent.run("kill -9 $$");
+    assert_eq!(agent.out("ls -d /usr; echo still mine"), "/usr\n");
+
+    let agent = Agent::start();
+    agent.out("function . { :; }");
+    assert_eq!(agent.out("ls -d /"), "/\n");
+    agent.out("builtin() { :; }; command() { :; }");
+    assert_eq!(agent.run("ls -d /usr").stdout, "/usr\n");
+    assert_eq!(agent.out("ls -d /"), "/\n");
+
+    let agent = Agent::start();
+    agent.out("alias time='echo T' set='echo S' exit='echo E' '[['='echo B' '{'='echo C' '!'='echo N' if='echo I'");
+    assert_eq!(agent.run("ls -d /").stdout, "/\n");
+    assert_eq!(agent.run("ls -d /nosuch").exit_code, 2);
+    assert_eq!(agent.run("ls -d /usr").stdout, "/usr\n");
+}
+
+#[test]
+fn case_053_tracing_shows_the_users_commands_only() {
+    let agent = Agent::start();
+    let result = agent.run("set -x; true");
+    assert_eq!(result.stderr.trim_start_matches('+'), " true\n");
+    let result = agent.run("echo hi");
+    assert_eq!(result.stdout, "hi\n");
+    assert!(result.stderr.trim_start_matches('+') == " echo hi\n", "{result:?}");
+    assert_eq!(agent.run("set +x").stderr.trim_start_matches('+'), " set +x\n");
+    assert_eq!(agent.run("(exit 3)").stderr, "");
+    agent.run("set -v");
+    let result = agent.run("echo one\necho two\n");
+    assert_eq!(
+        (result.stdout.as_str(), result.stderr.as_str()),
+        ("one\ntwo\n", "echo one\necho two\n"),
+        "{result:?}"
+    );
+    agent.run("set +v");
+    let result = agent.run("PS4='$(echo boo >&2)+'; set -x; echo ok; set +x");
+    assert_eq!((result.stdout.as_str(), result.exit_code), ("ok\n", 0));
+    assert_eq!(
+        agent
+            .run("set -x; exit 4")
+            .stderr
+            .trim_start_matches(['+', 'b', 'o', '\n', ' ']),
+        "exit 4\n"
+    );
+}
+
+#[test]
+fn case_054_traps() {
+    let agent = Agent::start();
+    agent.run("trap 'echo D >>d' DEBUG; trap 'echo E >>e' ERR; set -ET; trap 'echo bye' EXIT; : >d; : >e");
+    let result = agent.run("false");
+    assert_eq!((result.exit_code, result.stdout.as_str()), (1, ""));
+    let count = |file: &str| {
+        std::fs::read_to_string(agent.home.path().join(file))
+            .unwrap()
+            .lines()
+            .count()
+    };
+    assert_eq!(count("e"), 1);
+    let result = agent.run("trap 'echo D' DEBUG; true");
+    assert_eq!(result.stdout, "D\n");
+    let result = agent.run("exit 3");
+    assert_eq!(
+        (result.exit_code, result.stdout.as_str()),
+        (3, "D\nD\nbye\n"),
+        "{result:?}"
+    );
+    let result = agent.run("trap - DEBUG ERR EXIT; echo clean");
+    assert!(result.stdout.ends_with("clean\n"), "{result:?}");
+    assert_eq!(agent.run("exit 2").stdout, "");
+    // A DEBUG trap that skips commands cannot skip the end of a call.
+    let agent = Agent::start();
+    agent.run("shopt -s extdebug; set -T; trap false DEBUG");
+    assert!(!agent.run_for(10, "echo skipped").timed_out);
+    assert!(!agent.run("trap - DEBUG; shopt -u extdebug").timed_out);
+}
+
+#[test]
+fn case_055_prompts() {
+    let agent = Agent::start();
+    agent.run("PS1='$ '; PS0=zz; PS2='>>'; PROMPT_COMMAND='echo PC; false'; PS4='$(echo boo >&2)+'");
+    let result = agent.run("echo ok");
+    assert_eq!(
+        (result.stdout.as_str(), result.stderr.as_str(), result.exit_code),
+        ("ok\n", "", 0)
+    );
+    assert_eq!(
+        agent.out("echo \"$PS1|$PS0|$PS2|$PROMPT_COMMAND\""),
+        "$ |zz|>>|echo PC; false\n"
+    );
+    // Nothing that a prompt would run may hold up, end or change a session.
+    let agent = Agent::start();
+    agent.run("PS1='$(sleep 1000)'; PROMPT_COMMAND=('sleep 1000' 'exit 7'); PS0='$(sleep 1000)'; TMOUT=1; TIMEFORMAT='%R 100%% it'\\''s'");
+    std::thread::sleep(std::time::Duration::from_millis(1500));
+    let result = agent.run("echo \"$TMOUT ${#PROMPT_COMMAND[@]}\"; time true");
+    assert_eq!(
+        (result.stdout.as_str(), result.session_reset.as_deref()),
+        ("1 2\n", None)
+    );
+    assert_eq!(result.stderr, "0.000 100% it's\n");
+    agent.until_quiet();
+    let agent = Agent::start();
+    for poison in [
+        "readonly TIMEFORMAT=x",
+        "readonly PROMPT_COMMAND=true PS1=x TMOUT=9",
+        "readonly PIPESTATUS",
+        "unset PIPESTATUS TIMEFORMAT",
+    ] {
+        agent.run_for(10, poison);
+        let result = agent.run_for(10, "echo ok; (exit 3)");
+        assert_eq!(
+            (result.stdout.as_str(), result.exit_code, result.timed_out),
+            ("ok\n", 3, false),
+            "{poison}"
+        );
+    }
+}
+
+#[test]
+fn case_058_a_working_directory_that_is_gone() {
+    let agent = Agent::start();
+    agent.out("mkdir -p d/e; cd d/e; rmdir ../e");
+    assert!(agent.run("echo hi; pwd").stdout.starts_with("hi\n"));
+    assert_eq!(agent.out("cd /usr && pwd"), "/usr\n");
+    agent.out("mkdir -p ~/d/e; cd ~/d/e; rm -r ../../d");
+    agent.run("kill -9 $$");
+    let result = agent.run("pwd -P");
+    assert_eq!(
+        result.stdout.trim(),
+        agent.home.path().canonicalize().unwrap().to_str().unwrap()
+    );
+    assert!(
+        result
+            .session_reset
+            .unwrap()
+            .contains("is gone, the working directory is now")
+    );
+}
+
+#[test]
+fn case_059_declarations_are_at_top_level() {
+    let agent = Agent::start();
+    agent.out("declare -A m=([a]=1); declare -i n=5; f(){ echo F; }; export -f f; alias g='echo G'; shopt -s nullglob");
+    assert_eq!(
+        agent.run("echo ${m[a]} $n; f; bash -c f; shopt nullglob").stdout,
+        "1 5\nF\nF\nnullglob       \ton\n"
+    );
+    let result = agent.run("local z=1");
+    assert!(
+        result.exit_code == 1 && result.stderr.contains("can only be used in a function"),
+        "{result:?}"
+    );
+}
+
+#[test]
+fn case_061_state_is_the_shells_own() {
+    let agent = Agent::start();
+    agent.out("cd /usr; export A=1; umask 077; set -- a b; false || true");
+    assert_eq!(agent.out("pwd; echo $A; umask; echo $#"), "/usr\n1\n0077\n2\n");
+    assert_eq!(agent.run("(exit 42)").exit_code, 42);
+    assert_eq!(agent.out("echo $?"), "42\n");
+    agent.out("exec 7>held; (sleep 0.1) & saved=$!");
+    assert_eq!(
+        agent.out(
+            "[[ $! == $saved ]] && echo same; echo x >&7; cat ~/held 2>/dev/null || cat /usr/held; rm -f /usr/held"
+        ),
+        "same\nx\n"
+    );
+}
+
+#[test]
+fn case_062_aliases() {
+    let agent = Agent::start();
+    agent.out("alias ll='ls -d'");
+    assert_eq!(agent.out("ll /etc/hostname"), "/etc/hostname\n");
+    assert_eq!(agent.out("alias x='echo X'\nx"), "X\n");
+}
+
+#[test]
+fn case_064_job_control_of_the_users() {
+    let agent = Agent::start();
+    let result = agent.run_for(1, "set -m; sleep 100");
+    assert_eq!(result.exit_code, 124);
+    agent.until_quiet();
+    assert_eq!(agent.run("set +m; echo ok").stdout, "ok\n");
+    let result = agent.run_for(1, "set -m; sleep 100 & sleep 100 | cat");
+    assert_eq!(result.exit_code, 124);
+    agent.until_quiet();
+}
+
+#[test]
+fn surroundings_of_bash_do_not_reach_the_session() {
+    let home = tempfile::tempdir().unwrap();
+    for file in [".bashrc", ".bash_profile", ".profile", ".bash_login", "env"] {
+        std::fs::write(home.path().join(file), "echo HOSTILE; sleep 1000; exit 9\n").unwrap();
+    }
+    let agent = Setup::new()
+        .home(home.path())
+        .env("BASH_ENV", home.path().join("missing").to_str().unwrap())
+        .env("ENV", home.path().join("env").to_str().unwrap())
+        .env("SHELLOPTS", "noexec:errexit:xtrace:posix")
+        .env("BASHOPTS", "extdebug")
+        .env("POSIXLY_CORRECT", "1")
+        .env("PROMPT_COMMAND", "sleep 1000")
+        .env("PS1", "$(sleep 1000)")
+        .env("TMOUT", "1")
+        .env("HISTFILE", "/dev/full")
+        .start();
+    let result = agent.run("echo ok; bash -c 'echo child'");
+    assert_eq!(result.stdout, "ok\nchild\n");
+    std::thread::sleep(std::time::Duration::from_millis(1500));
+    assert_eq!(agent.run("echo ok").session_reset, None);
+}

@@ -1,0 +1,267 @@
+//! Section G: server, concurrency, process hygiene.
+
+use std::io::Write;
+use std::time::{Duration, Instant};
+
+use serde_json::json;
+
+use crate::harness::{Agent, GENEROUS, Setup, TOKEN, installed, receive, send, signal};
+
+#[test]
+fn case_087_the_queue() {
+    let agent = Agent::start();
+    let mut running = agent.begin(&json!({"command": "sleep 1; echo a"}), "*/*");
+    std::thread::sleep(Duration::from_millis(300));
+    let mut second = agent.begin(&json!({"command": "sleep 0.9; echo b", "timeout": 1}), "*/*");
+    std::thread::sleep(Duration::from_millis(100));
+    let mut waiting: Vec<_> = (0..15)
+        .map(|index| {
+            agent.begin(
+                &json!({"command": format!("echo {index} >>order; echo {index}")}),
+                "*/*",
+            )
+        })
+        .collect();
+    std::thread::sleep(Duration::from_millis(200));
+    let refused = agent.exec_body(&json!({"command": "touch refused"}));
+    assert_eq!(refused.status, 409);
+    assert!(refused.headers.contains_key("retry-after"), "{refused:?}");
+    assert!(!refused.error().is_empty());
+    assert_eq!(receive(&mut running).unwrap().result().stdout, "a\n");
+    assert_eq!(
+        receive(&mut second).unwrap().result().stdout,
+        "b\n",
+        "its clock starts when it runs"
+    );
+    for (index, connection) in waiting.iter_mut().enumerate() {
+        assert_eq!(receive(connection).unwrap().result().stdout, format!("{index}\n"));
+    }
+    let order: Vec<String> = (0..15).map(|index| index.to_string()).collect();
+    assert_eq!(agent.out("cat order").lines().collect::<Vec<_>>(), order);
+    assert_eq!(agent.out("ls"), "order\n");
+}
+
+#[test]
+fn case_089_no_zombies() {
+    let agent = Agent::start();
+    agent.out("for i in {1..200}; do sh -c 'sleep 0.05 & '; done; for i in {1..100}; do (sleep 0.05 &); done");
+    agent.until_quiet();
+    let zombies = "cat /proc/[0-9]*/stat 2>/dev/null | awk -v p=$PPID '$4==p && $3==\"Z\"' | wc -l";
+    agent.until(zombies, "0\n");
+    assert_eq!(
+        agent
+            .run("sleep 0.1 & wait $!; echo $?; (exit 7) & wait $!; echo $?")
+            .stdout,
+        "0\n7\n"
+    );
+}
+
+#[test]
+fn case_092_nothing_grows() {
+    let agent = Agent::start();
+    let calls = |count: usize| {
+        for _ in 0..count {
+            agent.run("echo $RANDOM; true &");
+        }
+    };
+    calls(50);
+    let bash = || agent.out("ls /proc/$$/fd | wc -l").trim().parse::<usize>().unwrap();
+    let open = bash();
+    let (descriptors, resident) = (agent.descriptors(), agent.resident_kib());
+    calls(300);
+    for _ in 0..3 {
+        agent.run_for(1, "sleep 100");
+    }
+    calls(50);
+    std::thread::sleep(Duration::from_millis(300));
+    assert!(
+        agent.descriptors() <= descriptors + 2,
+        "{} then {}",
+        descriptors,
+        agent.descriptors()
+    );
+    assert!(bash() <= open + 1, "{open} then {}", bash());
+    assert!(
+        agent.resident_kib() < resident + 1024,
+        "{resident} then {}",
+        agent.resident_kib()
+    );
+}
+
+#[test]
+fn case_095_no_secret_can_be_seen() {
+    let agent = Setup::new()
+        .env("SANDBOX_ASSIGN_TOKEN_SHA256", &"ab".repeat(32))
+        .start();
+    let pid = agent.pid();
+    let look = format!(
+        "env; set; tr '\\0' '\\n' </proc/{pid}/environ; tr '\\0' ' ' </proc/{pid}/cmdline; cat /proc/$$/environ; \
+         for p in /proc/[0-9]*; do [[ $(cat $p/stat 2>/dev/null) == *' {pid} '* ]] && cat $p/environ $p/cmdline; done"
+    );
+    let result = agent.run(&look);
+    let all = format!("{}{}", result.stdout, result.stderr);
+    assert!(
+        !all.contains(TOKEN) && !all.contains(&"ab".repeat(32)) && !all.contains("SANDBOX_"),
+        "{all}"
+    );
+    // Root may look into any process; what anyone else may is decided by this: only root owns a process that is not dumpable.
+    use std::os::unix::fs::MetadataExt;
+    assert_eq!(std::fs::metadata(format!("/proc/{pid}/environ")).unwrap().uid(), 0);
+    let as_other = format!(
+        "exec 2>&1; setpriv --reuid 65534 --regid 65534 --clear-groups cat /proc/{pid}/environ; setpriv --reuid 65534 --regid 65534 --clear-groups ls /proc/{pid}/fd"
+    );
+    if installed("setpriv") {
+        assert_eq!(agent.run(&as_other).stdout.matches("Permission denied").count(), 2);
+    }
+    let sockets = agent.out("ls -l /proc/$$/fd /proc/self/fd | grep -c socket || true");
+    assert_eq!(sockets, "0\n");
+    // No descriptor of the wrapper reaches a child.
+    assert_eq!(agent.out("ls /proc/self/fd | tr '\\n' ' '"), "0 1 2 3 ");
+}
+
+#[test]
+fn case_096_locale() {
+    let agent = Agent::start();
+    assert_eq!(
+        agent.out("printf 'ABC你好' | od -An -tx1").trim(),
+        "41 42 43 e4 bd a0 e5 a5 bd"
+    );
+    assert_eq!(
+        agent.out("x=é; echo ${#x}; touch 中; ls; echo $LANG"),
+        "1\n中\nC.UTF-8\n"
+    );
+    if installed("python3") {
+        assert_eq!(agent.out("python3 -c 'print(\"ü\")'"), "ü\n");
+    }
+    let agent = Setup::new().env("LC_ALL", "C").start();
+    assert_eq!(agent.out("echo \"$LC_ALL${LANG-}\""), "C\n");
+}
+
+#[test]
+fn case_098_shutdown() {
+    let mut agent = Agent::start();
+    let pid = agent.pid();
+    assert_eq!(
+        agent
+            .run(&format!(
+                "kill -TERM {pid}; kill -INT {pid}; kill -HUP {pid}; sleep 0.3; echo alive"
+            ))
+            .stdout,
+        "alive\n"
+    );
+    assert_eq!(agent.run("echo again").stdout, "again\n");
+    agent.out("setsid sleep 300 & (nohup sleep 301 &)");
+    let mut running = agent.begin(&json!({"command": "echo begun; trap '' INT TERM; sleep 200"}), "*/*");
+    std::thread::sleep(Duration::from_millis(500));
+    let mut waiting = agent.begin(&json!({"command": "touch ~/ran"}), "*/*");
+    std::thread::sleep(Duration::from_millis(200));
+    let processes = agent.processes();
+    assert!(processes.len() >= 3, "{processes:?}");
+    agent.terminate();
+    let result = receive(&mut running).expect("the running call is answered").result();
+    assert_eq!((result.exit_code, result.stdout.as_str()), (130, "begun\n"));
+    assert!(result.stderr.contains("shutting down"), "{result:?}");
+    assert_eq!(receive(&mut waiting).expect("the waiting call is answered").status, 503);
+    assert!(agent.wait().success());
+    for job in ["sleep 300", "sleep 301", "sleep 200"] {
+        let (program, argument) = job.split_once(' ').unwrap();
+        let left = std::fs::read_dir("/proc").unwrap().flatten().any(|entry| {
+            let line = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
+            line == format!("{program}\0{argument}\0").as_bytes()
+                && std::fs::read_to_string(entry.path().join("environ"))
+                    .is_ok_and(|text| text.contains(agent.home.path().to_str().unwrap()))
+        });
+        assert!(!left, "{job} is left");
+    }
+    assert!(!agent.home.path().join("ran").exists());
+}
+
+#[test]
+fn case_099_bad_requests() {
+    let agent = Agent::start();
+    agent.out("K=1");
+    let authorization = format!("Bearer {TOKEN}");
+    let headers = [
+        ("Authorization", authorization.as_str()),
+        ("Content-Type", "application/json"),
+    ];
+    for (body, word) in [
+        ("{", "not a valid request"),
+        ("{\"command\":\"\\ud800\"}", "not a valid request"),
+        ("{\"command\":\"id\",\"cwd\":\"/\",\"timeout\":5}", "cwd"),
+        ("{\"command\":5}", "string"),
+        ("{\"command\":null}", "string"),
+        ("{}", "missing"),
+        ("", "not a valid request"),
+        ("[\"id\"]", "not a valid request"),
+        (
+            "{\"command\":\"touch a\"} {\"command\":\"touch b\"}",
+            "not a valid request",
+        ),
+    ] {
+        let answer = agent.request("POST", "/exec", &headers, body.as_bytes());
+        assert_eq!(answer.status, 400, "{body}");
+        if word != "string" || !body.contains("null") {
+            assert!(answer.error().contains(word), "{body}: {answer:?}");
+        }
+    }
+    let invalid = agent.request("POST", "/exec", &headers, b"{\"command\":\"echo \xff\"}");
+    assert_eq!(invalid.status, 400);
+    let large = format!("{{\"command\":\"{}\"}}", "x".repeat(5 << 20));
+    let answer = agent.request("POST", "/exec", &headers, large.as_bytes());
+    assert_eq!(answer.status, 413);
+    assert!(answer.error().contains("4194304"));
+    let fits = format!("{{\"command\":\": {}\"}}", "x".repeat((4 << 20) - 64));
+    assert_eq!(agent.request("POST", "/exec", &headers, fits.as_bytes()).status, 200);
+    assert_eq!(agent.out("echo $K; ls"), "1\n");
+    // Half a request, and none at all, hold up nobody.
+    let mut silent = agent.connect();
+    silent
+        .get_mut()
+        .write_all(b"POST /exec HTTP/1.1\r\nHost: x\r\n")
+        .unwrap();
+    let mut half = agent.connect();
+    send(
+        half.get_mut(),
+        "POST",
+        "/exec",
+        &[
+            ("Authorization", &authorization),
+            ("Content-Type", "application/json"),
+            ("Expect", "x"),
+        ],
+        b"",
+    );
+    let begun = Instant::now();
+    assert_eq!(agent.out("echo $K"), "1\n");
+    assert!(begun.elapsed() < GENEROUS);
+}
+
+#[test]
+fn the_holder_can_be_killed() {
+    let agent = Agent::start();
+    agent.out("K=1; cd /usr");
+    agent.out("for p in /proc/[0-9]*; do [[ $(tr '\\0' ' ' <$p/cmdline) == *descriptor-holder* && $(cut -d' ' -f4 $p/stat) == $PPID ]] && kill -9 ${p#/proc/}; done; true");
+    let result = agent.run("echo $K $PWD");
+    assert_eq!(result.stdout, "1 /usr\n", "{result:?}");
+    assert_eq!(agent.run("exit 3").exit_code, 3);
+    assert_eq!(agent.run("echo $K $PWD").stdout, "1 /usr\n");
+}
+
+#[test]
+fn health_is_truthful() {
+    let agent = Agent::start();
+    let mut running = agent.begin(&json!({"command": "sleep 1"}), "*/*");
+    std::thread::sleep(Duration::from_millis(200));
+    let answer = agent.request("GET", "/health", &[], b"");
+    assert_eq!((answer.status, answer.json()["status"].as_str()), (200, Some("ok")));
+    assert_eq!(answer.json()["egress_check"], "Disabled");
+    assert_eq!(receive(&mut running).unwrap().status, 200);
+    let metrics = agent.request("GET", "/metrics", &[], b"");
+    assert!(
+        String::from_utf8(metrics.body)
+            .unwrap()
+            .contains("cli_mcp_agent_calls_total{outcome=\"Success\"} 1")
+    );
+    signal(agent.pid(), "0");
+}

@@ -1,0 +1,21 @@
+//! The public failures of persistent shells, each tried on the real agent with a real bash: one test a case, named by the
+//! case's number.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::print_stderr,
+    reason = "a test fails by panicking"
+)]
+
+#[path = "../harness/mod.rs"]
+mod harness;
+
+mod a_delivery;
+mod b_output;
+mod c_endings;
+mod d_state;
+mod e_processes;
+mod f_humans;
+mod g_service;
+mod h_wire;

@@ -1,0 +1,308 @@
+//! One request and its response between a client and an upstream: both bodies stream at the same time, an early
+//! response is an ordinary one, and either side's leaving is seen at once.
+
+use std::future::{Future, poll_fn};
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::time::Sleep;
+
+use crate::body::Decoder;
+use crate::head::{Framing, Head, HeadError, find_end};
+use crate::pump::{Inbound, Pump, PumpError};
+use crate::strip;
+
+/// How much a client may send ahead of its next request, in bytes.
+const MAX_PIPELINED: usize = 64 * 1024;
+
+/// A request as it is sent.
+pub struct Outbound<'a> {
+    /// Its method.
+    pub method: &'a str,
+    /// Its head, written anew.
+    pub head: Vec<u8>,
+    /// How long its body is.
+    pub framing: Framing,
+    /// The protocol that the connection may switch to.
+    pub upgrade: Option<&'a str>,
+    /// The injected token, to recognise it in the response's head.
+    pub token: Option<&'a [u8]>,
+    /// Whether the client's connection ends with this response.
+    pub close_client: bool,
+    /// How long the response's head may take.
+    pub head_timeout: Option<Duration>,
+}
+
+/// What failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ExchangeError {
+    /// The client left.
+    #[error("the client closed the connection")]
+    ClientGone,
+    /// The client's body does not follow its framing.
+    #[error("the request's body is malformed: chunked framing without extensions is expected")]
+    ClientMalformed,
+    /// The upstream closed without an answer.
+    #[error("the upstream closed the connection without an answer")]
+    NoResponse,
+    /// The upstream's answer is not understood.
+    #[error("the upstream's answer is malformed: {0}")]
+    BadResponse(HeadError),
+    /// The upstream switched to a protocol that was not asked for.
+    #[error("the upstream switched protocols without being asked")]
+    BadUpgrade,
+    /// The upstream closed in the middle of a body.
+    #[error("the upstream closed the connection in the middle of its answer")]
+    Truncated,
+    /// The upstream did not begin to answer in time.
+    #[error("the upstream did not answer in time")]
+    Timeout,
+}
+
+/// How an exchange went.
+#[derive(Debug)]
+pub struct Outcome {
+    /// Status of the response; 0 when none began.
+    pub status: u16,
+    /// Bytes of the request's body that were sent on.
+    pub bytes_in: u64,
+    /// Bytes of the response's body that were sent on.
+    pub bytes_out: u64,
+    /// Whether a byte of the request reached the upstream's connection.
+    pub sent: bool,
+    /// Whether the upstream's connection can take another request.
+    pub upstream_reusable: bool,
+    /// Whether the client's connection can.
+    pub client_reusable: bool,
+    /// What failed, if anything.
+    pub error: Option<ExchangeError>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Sending {
+    Active,
+    Done,
+    Failed,
+}
+
+enum Receiving {
+    Head { scanned: usize },
+    Body(Pump),
+}
+
+struct Exchange<'a, C, U> {
+    client: &'a mut C,
+    client_in: &'a mut Inbound,
+    upstream: &'a mut U,
+    upstream_in: Inbound,
+    outbound: Outbound<'a>,
+    up: Pump,
+    sending: Sending,
+    receiving: Receiving,
+    deadline: Option<Pin<Box<Sleep>>>,
+    status: u16,
+    keep_upstream: bool,
+    switched: bool,
+}
+
+/// Runs one exchange to its end.
+pub async fn run<C, U>(client: &mut C, client_in: &mut Inbound, upstream: &mut U, mut outbound: Outbound<'_>) -> Outcome
+where
+    C: AsyncRead + AsyncWrite + Unpin,
+    U: AsyncRead + AsyncWrite + Unpin,
+{
+    let up = Pump::new(
+        std::mem::take(&mut outbound.head),
+        Decoder::new(outbound.framing),
+        false,
+    );
+    let deadline = outbound
+        .head_timeout
+        .map(|timeout| Box::pin(tokio::time::sleep(timeout)));
+    let mut exchange = Exchange {
+        client,
+        client_in,
+        upstream,
+        upstream_in: Inbound::default(),
+        up,
+        sending: Sending::Active,
+        receiving: Receiving::Head { scanned: 0 },
+        deadline,
+        status: 0,
+        keep_upstream: false,
+        switched: false,
+        outbound,
+    };
+    let result = poll_fn(|cx| exchange.poll(cx)).await;
+    exchange.outcome(result.err())
+}
+
+impl<C, U> Exchange<'_, C, U>
+where
+    C: AsyncRead + AsyncWrite + Unpin,
+    U: AsyncRead + AsyncWrite + Unpin,
+{
+    fn outcome(self, error: Option<ExchangeError>) -> Outcome {
+        let complete = error.is_none() && self.sending == Sending::Done && !self.switched;
+        Outcome {
+            status: self.status,
+            bytes_in: self.up.content(),
+            bytes_out: match &self.receiving {
+                Receiving::Head { .. } => 0,
+                Receiving::Body(down) => down.content(),
+            },
+            sent: self.up.has_written(),
+            upstream_reusable: complete && self.keep_upstream && self.upstream_in.is_empty(),
+            client_reusable: complete && !self.outbound.close_client,
+            error,
+        }
+    }
+
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), ExchangeError>> {
+        if self.sending == Sending::Active {
+            match self.up.poll(cx, self.client, self.client_in, self.upstream) {
+                Poll::Pending => {}
+                Poll::Ready(Ok(())) => self.sending = Sending::Done,
+                // It may still have answered: a refusal before the body was read.
+                Poll::Ready(Err(PumpError::Sink)) => self.sending = Sending::Failed,
+                Poll::Ready(Err(PumpError::Source)) => return Poll::Ready(Err(ExchangeError::ClientGone)),
+                Poll::Ready(Err(PumpError::Malformed)) => return Poll::Ready(Err(ExchangeError::ClientMalformed)),
+            }
+            if self.switched && self.sending != Sending::Active {
+                return Poll::Ready(Ok(()));
+            }
+        }
+        if self.sending != Sending::Active {
+            self.watch_client(cx)?;
+        }
+        if matches!(self.receiving, Receiving::Head { .. }) {
+            ready!(self.poll_head(cx))?;
+            if self.switched {
+                // Now both directions are raw; the client's may have bytes waiting.
+                cx.waker().wake_by_ref();
+            }
+        }
+        match &mut self.receiving {
+            Receiving::Head { .. } => Poll::Pending,
+            Receiving::Body(down) => down
+                .poll(cx, self.upstream, &mut self.upstream_in, self.client)
+                .map_err(|error| match error {
+                    PumpError::Sink => ExchangeError::ClientGone,
+                    PumpError::Source | PumpError::Malformed => ExchangeError::Truncated,
+                }),
+        }
+    }
+
+    /// While the upstream works, an end of the client's connection ends the request.
+    fn watch_client(&mut self, cx: &mut Context<'_>) -> Result<(), ExchangeError> {
+        while self.client_in.as_slice().len() < MAX_PIPELINED {
+            match self.client_in.poll_fill(cx, self.client) {
+                Poll::Pending => break,
+                Poll::Ready(Ok(0) | Err(_)) => return Err(ExchangeError::ClientGone),
+                Poll::Ready(Ok(_)) => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn poll_head(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), ExchangeError>> {
+        while let Receiving::Head { scanned } = &mut self.receiving {
+            let buffered = self.upstream_in.as_slice();
+            match find_end(buffered, *scanned).map_err(ExchangeError::BadResponse)? {
+                Some(end) => {
+                    let head = Head::parse(self.upstream_in.take(end)).map_err(ExchangeError::BadResponse)?;
+                    self.take_head(&head)?;
+                    continue;
+                }
+                None => *scanned = buffered.len(),
+            }
+            match self.upstream_in.poll_fill(cx, self.upstream) {
+                Poll::Ready(Ok(0) | Err(_)) => return Poll::Ready(Err(ExchangeError::NoResponse)),
+                Poll::Ready(Ok(_)) => {}
+                Poll::Pending => {
+                    if let Some(deadline) = &mut self.deadline
+                        && deadline.as_mut().poll(cx).is_ready()
+                    {
+                        return Poll::Ready(Err(ExchangeError::Timeout));
+                    }
+                    return Poll::Pending;
+                }
+            }
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    fn take_head(&mut self, head: &Head) -> Result<(), ExchangeError> {
+        let (minor, status) = head.status_line().map_err(ExchangeError::BadResponse)?;
+        if status == 101 {
+            return self.switch(head);
+        }
+        if status < 200 {
+            // Interim answers are for this hop: the client's Expect was answered here.
+            self.receiving = Receiving::Head { scanned: 0 };
+            return Ok(());
+        }
+        let framing = head
+            .response_framing(self.outbound.method, status)
+            .map_err(ExchangeError::BadResponse)?;
+        let mut out = start(head);
+        strip::write_response_fields(head, self.outbound.token, &mut out);
+        match framing {
+            Framing::Length(length) => strip::write_field(b"Content-Length", length.to_string().as_bytes(), &mut out),
+            Framing::Chunked | Framing::UntilClose => strip::write_field(b"Transfer-Encoding", b"chunked", &mut out),
+            // What a GET would have been: one plain number, or nothing.
+            Framing::Empty if status != 204 => {
+                if let Ok(Framing::Length(length)) = head.request_framing()
+                    && head.values("content-length").next().is_some()
+                {
+                    strip::write_field(b"Content-Length", length.to_string().as_bytes(), &mut out);
+                }
+            }
+            Framing::Empty => {}
+        }
+        if self.outbound.close_client {
+            strip::write_field(b"Connection", b"close", &mut out);
+        }
+        out.extend_from_slice(b"\r\n");
+        self.status = status;
+        self.keep_upstream = minor == 1 && framing != Framing::UntilClose && !head.has_member("connection", "close");
+        let mut down = Pump::new(out, Decoder::new(framing), framing == Framing::UntilClose);
+        down.absorb(&mut self.upstream_in)
+            .map_err(|_| ExchangeError::Truncated)?;
+        self.receiving = Receiving::Body(down);
+        Ok(())
+    }
+
+    /// Only a switch that was asked for, to what was asked for, with a request that is complete (case 45).
+    fn switch(&mut self, head: &Head) -> Result<(), ExchangeError> {
+        let asked = self.outbound.upgrade.filter(|protocol| {
+            self.sending == Sending::Done
+                && head.has_member("upgrade", protocol)
+                && head.has_member("connection", "upgrade")
+        });
+        let Some(protocol) = asked else {
+            return Err(ExchangeError::BadUpgrade);
+        };
+        let mut out = start(head);
+        strip::write_response_fields(head, self.outbound.token, &mut out);
+        strip::write_field(b"Connection", b"Upgrade", &mut out);
+        strip::write_field(b"Upgrade", protocol.as_bytes(), &mut out);
+        out.extend_from_slice(b"\r\n");
+        self.status = 101;
+        self.switched = true;
+        self.sending = Sending::Active;
+        self.up = Pump::new(Vec::new(), Decoder::UntilClose, false);
+        self.receiving = Receiving::Body(Pump::new(out, Decoder::UntilClose, false));
+        Ok(())
+    }
+}
+
+fn start(head: &Head) -> Vec<u8> {
+    let mut out = Vec::with_capacity(512);
+    out.extend_from_slice(b"HTTP/1.1");
+    out.extend_from_slice(head.status_text());
+    out.extend_from_slice(b"\r\n");
+    out
+}

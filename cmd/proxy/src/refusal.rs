@@ -1,0 +1,133 @@
+//! What a client gets instead of an answer from upstream: a `metav1.Status` on kubernetes targets, so that kubectl
+//! prints the reason (`proxy.md`, step 7; `proxy_cases.md`, case 55), text everywhere else.
+
+use serde::Serialize;
+
+/// A response that the proxy itself gives.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refusal {
+    /// Status code.
+    pub status: u16,
+    /// What is wrong and what to do. Holds no secret.
+    pub message: String,
+}
+
+impl Refusal {
+    /// A refusal with this status and message.
+    #[must_use]
+    pub fn new(status: u16, message: impl Into<String>) -> Self {
+        Self {
+            status,
+            message: message.into(),
+        }
+    }
+
+    /// The whole response. `close` says that the connection ends with it.
+    #[must_use]
+    pub fn to_response(&self, kubernetes: bool, head_only: bool, close: bool) -> Vec<u8> {
+        let (content_type, body) = if kubernetes {
+            ("application/json", self.to_status())
+        } else {
+            ("text/plain; charset=utf-8", format!("{}\n", self.message))
+        };
+        let connection = if close { "Connection: close\r\n" } else { "" };
+        let allow = if self.status == 405 {
+            "Allow: GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS\r\n"
+        } else {
+            ""
+        };
+        let mut out = format!(
+            "HTTP/1.1 {} {}\r\nContent-Type: {content_type}\r\nContent-Length: {}\r\nCache-Control: no-store\r\n{allow}{connection}\r\n",
+            self.status,
+            phrase(self.status),
+            body.len(),
+        )
+        .into_bytes();
+        if !head_only {
+            out.extend_from_slice(body.as_bytes());
+        }
+        out
+    }
+
+    fn to_status(&self) -> String {
+        #[derive(Serialize)]
+        #[serde(rename_all = "camelCase")]
+        struct Status<'a> {
+            kind: &'a str,
+            api_version: &'a str,
+            metadata: serde_json::Map<String, serde_json::Value>,
+            status: &'a str,
+            message: &'a str,
+            reason: &'a str,
+            code: u16,
+        }
+        let status = Status {
+            kind: "Status",
+            api_version: "v1",
+            metadata: serde_json::Map::new(),
+            status: "Failure",
+            message: &self.message,
+            reason: reason(self.status),
+            code: self.status,
+        };
+        // A plain struct of strings always serialises.
+        serde_json::to_string(&status).unwrap_or_default()
+    }
+}
+
+/// `metav1.StatusReason` of a status code.
+const fn reason(status: u16) -> &'static str {
+    match status {
+        403 => "Forbidden",
+        405 => "MethodNotAllowed",
+        413 | 431 => "RequestEntityTooLarge",
+        502 | 503 => "ServiceUnavailable",
+        504 => "Timeout",
+        _ => "BadRequest",
+    }
+}
+
+/// Reason phrase of a status code.
+#[must_use]
+pub const fn phrase(status: u16) -> &'static str {
+    match status {
+        400 => "Bad Request",
+        403 => "Forbidden",
+        405 => "Method Not Allowed",
+        408 => "Request Timeout",
+        417 => "Expectation Failed",
+        421 => "Misdirected Request",
+        431 => "Request Header Fields Too Large",
+        502 => "Bad Gateway",
+        503 => "Service Unavailable",
+        504 => "Gateway Timeout",
+        505 => "HTTP Version Not Supported",
+        _ => "Error",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn case_55_kubernetes_clients_get_a_status() {
+        let response = String::from_utf8(Refusal::new(403, "no \"exec\"").to_response(true, false, false)).unwrap();
+        let (head, body) = response.split_once("\r\n\r\n").unwrap();
+        assert!(head.starts_with("HTTP/1.1 403 Forbidden\r\n"), "{head}");
+        assert!(head.contains("Content-Type: application/json"), "{head}");
+        let status: serde_json::Value = serde_json::from_str(body).unwrap();
+        assert_eq!(status["kind"], "Status");
+        assert_eq!(status["apiVersion"], "v1");
+        assert_eq!(status["status"], "Failure");
+        assert_eq!(status["reason"], "Forbidden");
+        assert_eq!(status["code"], 403);
+        assert_eq!(status["message"], "no \"exec\"");
+    }
+
+    #[test]
+    fn a_head_request_gets_no_body() {
+        let response = Refusal::new(400, "x").to_response(true, true, true);
+        assert!(response.ends_with(b"Connection: close\r\n\r\n"));
+    }
+}

@@ -1,0 +1,189 @@
+//! Following the files: by content, as one consistent set, keeping what is served when the new cannot be
+//! (`proxy.md`, "Inputs"; `proxy_cases.md`, case 77).
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use cli_mcp_api::names;
+
+use crate::dial::Resolve;
+use crate::metrics::ReloadLabels;
+use crate::proxy::Shared;
+use crate::state::{Inputs, State, StateError};
+
+/// How often the files are compared. A change is in use well within the 10 s that the page promises.
+const PERIOD: Duration = Duration::from_secs(2);
+
+/// Where the inputs are.
+#[derive(Clone, Debug)]
+pub struct Directories {
+    /// `proxy-config.json`.
+    pub routes: PathBuf,
+    /// `kubeconfig`; may be missing when there is no kubernetes target.
+    pub kubeconfig: PathBuf,
+    /// `ca.crt` and `ca.key`.
+    pub ca: PathBuf,
+}
+
+/// Why the inputs are not in use.
+#[derive(Debug, thiserror::Error)]
+pub enum LoadError {
+    /// A file cannot be read.
+    #[error("{path}: {source}")]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// What the files hold cannot be served.
+    #[error(transparent)]
+    State(#[from] StateError),
+}
+
+/// Shows on `/health` what is wrong with the files on disk, while the earlier ones are served.
+#[derive(Debug, Default)]
+pub struct ReloadStatus(Mutex<Option<String>>);
+
+impl ReloadStatus {
+    /// The last reload's error, until the files are right again.
+    #[must_use]
+    pub fn error(&self) -> Option<String> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn set(&self, error: Option<String>) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = error;
+    }
+}
+
+/// The directory as it is now: the kubelet swaps a whole volume by one symbolic link, and files that are read through
+/// what the link points at belong together.
+fn snapshot(directory: &Path) -> PathBuf {
+    std::fs::canonicalize(directory.join("..data")).unwrap_or_else(|_| directory.to_owned())
+}
+
+fn read(path: PathBuf) -> Result<Vec<u8>, LoadError> {
+    std::fs::read(&path).map_err(|source| LoadError::Read { path, source })
+}
+
+/// Reads all inputs.
+///
+/// # Errors
+///
+/// When a file that must be there cannot be read.
+pub fn read_inputs(directories: &Directories) -> Result<Inputs, LoadError> {
+    let ca = snapshot(&directories.ca);
+    let kubeconfig = match read(snapshot(&directories.kubeconfig).join(names::KUBECONFIG_KEY)) {
+        Ok(bytes) => Some(bytes),
+        Err(LoadError::Read { source, .. })
+            if matches!(
+                source.kind(),
+                std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory
+            ) =>
+        {
+            None
+        }
+        Err(error) => return Err(error),
+    };
+    Ok(Inputs {
+        routes: read(snapshot(&directories.routes).join(names::ROUTES_KEY))?,
+        kubeconfig,
+        ca_certificate: read(ca.join(names::CA_CERT_KEY))?,
+        ca_key: read(ca.join(names::CA_KEY_KEY))?,
+    })
+}
+
+/// Compares, loads and swaps.
+pub struct Reloader {
+    directories: Directories,
+    resolver: Arc<dyn Resolve>,
+    ssl_cert_file: Option<PathBuf>,
+    /// What was last tried, served or not.
+    tried: Inputs,
+    status: Arc<ReloadStatus>,
+}
+
+impl Reloader {
+    /// Loads for the first time.
+    ///
+    /// # Errors
+    ///
+    /// When the inputs cannot be served: there is nothing older to serve.
+    pub fn start(
+        directories: Directories,
+        resolver: Arc<dyn Resolve>,
+        ssl_cert_file: Option<PathBuf>,
+    ) -> Result<(Self, State), LoadError> {
+        let tried = read_inputs(&directories)?;
+        let state = State::build(&tried, &resolver, ssl_cert_file.as_deref())?;
+        Ok((
+            Self {
+                directories,
+                resolver,
+                ssl_cert_file,
+                tried,
+                status: Arc::default(),
+            },
+            state,
+        ))
+    }
+
+    /// What `/health` shows.
+    #[must_use]
+    pub fn status(&self) -> Arc<ReloadStatus> {
+        self.status.clone()
+    }
+
+    /// Compares the files with what was last tried; loads and swaps them when they differ.
+    pub fn check(&mut self, shared: &Shared) {
+        let outcome = match read_inputs(&self.directories) {
+            Ok(inputs) if inputs == self.tried => return,
+            Ok(inputs) => {
+                let built = State::build(&inputs, &self.resolver, self.ssl_cert_file.as_deref());
+                self.tried = inputs;
+                built.map_err(LoadError::from)
+            }
+            Err(error) => Err(error),
+        };
+        match outcome {
+            Ok(state) => {
+                shared.state.store(Arc::new(state));
+                self.status.set(None);
+                shared.metrics.reload_failing.set(0);
+                shared
+                    .metrics
+                    .reloads
+                    .get_or_create(&ReloadLabels { result: "success" })
+                    .inc();
+                tracing::info!("Reloaded routes, kubeconfig and CA");
+            }
+            Err(error) => {
+                let text = error.to_string();
+                // A file that stays unreadable is told once.
+                if self.status.error().as_deref() != Some(&text) {
+                    tracing::error!(error = %text, "Cannot use the new files, the earlier ones stay in use");
+                    shared
+                        .metrics
+                        .reloads
+                        .get_or_create(&ReloadLabels { result: "failure" })
+                        .inc();
+                }
+                shared.metrics.reload_failing.set(1);
+                self.status.set(Some(text));
+            }
+        }
+    }
+
+    /// Checks forever, and lets connection pools drop what is old.
+    pub async fn run(mut self, shared: Arc<Shared>) {
+        let mut ticks = tokio::time::interval(PERIOD);
+        ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        loop {
+            ticks.tick().await;
+            self.check(&shared);
+            shared.state.load().sweep();
+        }
+    }
+}

@@ -1,0 +1,286 @@
+//! The program's life: load, bind, accept within limits, drain.
+
+use std::collections::HashMap;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use cli_mcp_serving::probes;
+use prometheus_client::registry::Registry;
+use tokio::io::AsyncWriteExt;
+use tokio::net::{TcpListener, TcpStream};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use crate::audit::Sink;
+use crate::connect;
+use crate::dial::Resolve;
+use crate::health;
+use crate::metrics::{LimitLabels, Metrics};
+use crate::proxy::{Shared, Timeouts};
+use crate::reload::{Directories, LoadError, Reloader};
+
+/// How the proxy runs.
+pub struct Settings {
+    /// Where sandboxes connect.
+    pub listen: SocketAddr,
+    /// Where the kubelet and Prometheus connect.
+    pub health_listen: SocketAddr,
+    /// The inputs.
+    pub directories: Directories,
+    /// Roots that replace the public ones.
+    pub ssl_cert_file: Option<PathBuf>,
+    /// Connections in all.
+    pub max_connections: usize,
+    /// Connections of one client address.
+    pub max_connections_per_client: usize,
+    /// How long streams may go on after the end of the process was asked for.
+    pub drain_timeout: Duration,
+    /// How long the parties may take.
+    pub timeouts: Timeouts,
+    /// Who looks names up.
+    pub resolver: Arc<dyn Resolve>,
+    /// Where audit lines go.
+    pub audit: Sink,
+}
+
+/// Why the proxy does not start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// The inputs cannot be served.
+    #[error(transparent)]
+    Load(#[from] LoadError),
+    /// An address cannot be listened on.
+    #[error("cannot listen on {address}: {source}")]
+    Bind {
+        /// The address.
+        address: SocketAddr,
+        /// Why.
+        source: io::Error,
+    },
+}
+
+/// A proxy that has loaded its inputs and holds its ports.
+pub struct Proxy {
+    listener: TcpListener,
+    health_listener: TcpListener,
+    registry: Registry,
+    reloader: Reloader,
+    shared: Arc<Shared>,
+    limits: Arc<Limits>,
+    drain_timeout: Duration,
+}
+
+impl Proxy {
+    /// Loads the inputs and binds both ports, so that whatever is wrong shows before anything runs.
+    ///
+    /// # Errors
+    ///
+    /// When an input cannot be served or a port cannot be had.
+    pub async fn bind(settings: Settings) -> Result<Self, StartError> {
+        let (reloader, state) = Reloader::start(settings.directories, settings.resolver, settings.ssl_cert_file)?;
+        let mut registry = Registry::with_prefix("cli_mcp_proxy");
+        let metrics = Metrics::new(&mut registry);
+        Ok(Self {
+            listener: listen(settings.listen).await?,
+            health_listener: listen(settings.health_listen).await?,
+            registry,
+            reloader,
+            shared: Arc::new(Shared {
+                state: ArcSwap::from_pointee(state),
+                audit: settings.audit,
+                metrics,
+                drain: CancellationToken::new(),
+                timeouts: settings.timeouts,
+            }),
+            limits: Arc::new(Limits {
+                total: settings.max_connections,
+                per_client: settings.max_connections_per_client,
+                open: Mutex::default(),
+            }),
+            drain_timeout: settings.drain_timeout,
+        })
+    }
+
+    /// The address that sandboxes connect to.
+    ///
+    /// # Errors
+    ///
+    /// When the socket is broken.
+    pub fn address(&self) -> io::Result<SocketAddr> {
+        self.listener.local_addr()
+    }
+
+    /// The address of probes and metrics.
+    ///
+    /// # Errors
+    ///
+    /// When the socket is broken.
+    pub fn health_address(&self) -> io::Result<SocketAddr> {
+        self.health_listener.local_addr()
+    }
+
+    /// Serves until `shutdown` is cancelled, then drains: not ready, no new connection, open streams go on until they
+    /// end or the grace period does.
+    ///
+    /// # Errors
+    ///
+    /// When the probes cannot be served.
+    pub async fn run(self, shutdown: CancellationToken) -> io::Result<()> {
+        let Self {
+            listener,
+            health_listener,
+            registry,
+            reloader,
+            shared,
+            limits,
+            drain_timeout,
+        } = self;
+        let over = CancellationToken::new();
+        let router = health::router(Arc::new(registry), reloader.status(), shared.drain.clone());
+        let probes = tokio::spawn(probes::serve(health_listener, router, over.clone()));
+        let reloads = tokio::spawn(reloader.run(shared.clone()));
+        let connections = TaskTracker::new();
+        tokio::select! {
+            () = accept(&listener, &shared, &limits, &connections) => {}
+            () = shutdown.cancelled() => {}
+        }
+        shared.drain.cancel();
+        drop(listener);
+        connections.close();
+        tracing::info!(open = connections.len(), timeout = ?drain_timeout, "Draining");
+        if tokio::time::timeout(drain_timeout, connections.wait()).await.is_err() {
+            tracing::warn!(
+                open = connections.len(),
+                "The grace period is over, open streams are cut"
+            );
+        }
+        reloads.abort();
+        over.cancel();
+        match probes.await {
+            Ok(result) => result,
+            Err(error) => Err(io::Error::other(error)),
+        }
+    }
+}
+
+async fn listen(address: SocketAddr) -> Result<TcpListener, StartError> {
+    TcpListener::bind(address)
+        .await
+        .map_err(|source| StartError::Bind { address, source })
+}
+
+async fn accept(listener: &TcpListener, shared: &Arc<Shared>, limits: &Arc<Limits>, connections: &TaskTracker) {
+    loop {
+        match listener.accept().await {
+            Ok((tcp, peer)) => {
+                let client = peer.ip().to_canonical();
+                match limits.admit(client) {
+                    Ok(admitted) => {
+                        let shared = shared.clone();
+                        connections.spawn(async move {
+                            connect::serve(tcp, client, &shared).await;
+                            drop(admitted);
+                        });
+                    }
+                    Err(limit) => {
+                        shared.metrics.over_limit.get_or_create(&LimitLabels { limit }).inc();
+                        turn_away(tcp);
+                    }
+                }
+            }
+            Err(error) => {
+                // Out of file descriptors, most often: others must end first.
+                tracing::warn!(%error, "Cannot accept a connection");
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+        }
+    }
+}
+
+/// Says why without costing anything: the answer fits into the empty socket buffer.
+fn turn_away(tcp: TcpStream) {
+    tokio::spawn(async move {
+        let answer = b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: text/plain\r\nContent-Length: 41\r\n\
+                       Retry-After: 1\r\nConnection: close\r\n\r\nthe proxy has too many open connections.\n";
+        let mut tcp = tcp;
+        let end = async {
+            tcp.write_all(answer).await?;
+            tcp.shutdown().await
+        };
+        // The client may be gone.
+        let _ = tokio::time::timeout(Duration::from_secs(1), end).await;
+    });
+}
+
+/// Counts connections in all and by client.
+struct Limits {
+    total: usize,
+    per_client: usize,
+    open: Mutex<(usize, HashMap<IpAddr, usize>)>,
+}
+
+impl Limits {
+    fn admit(self: &Arc<Self>, client: IpAddr) -> Result<Admitted, &'static str> {
+        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        let (total, clients) = &mut *open;
+        if *total >= self.total {
+            return Err("total");
+        }
+        let of_client = clients.entry(client).or_default();
+        if *of_client >= self.per_client {
+            return Err("client");
+        }
+        *of_client += 1;
+        *total += 1;
+        Ok(Admitted {
+            limits: self.clone(),
+            client,
+        })
+    }
+}
+
+struct Admitted {
+    limits: Arc<Limits>,
+    client: IpAddr,
+}
+
+impl Drop for Admitted {
+    fn drop(&mut self) {
+        let mut open = self.limits.open.lock().unwrap_or_else(PoisonError::into_inner);
+        let (total, clients) = &mut *open;
+        *total = total.saturating_sub(1);
+        if let Some(count) = clients.get_mut(&self.client) {
+            *count -= 1;
+            if *count == 0 {
+                clients.remove(&self.client);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn case_50_limits_hold_in_all_and_by_client_and_are_given_back() {
+        let limits = Arc::new(Limits {
+            total: 3,
+            per_client: 2,
+            open: Mutex::default(),
+        });
+        let (one, two): (IpAddr, IpAddr) = ("10.0.0.1".parse().unwrap(), "10.0.0.2".parse().unwrap());
+        let first = limits.admit(one).map_err(str::to_owned);
+        let _second = limits.admit(one).unwrap_or_else(|limit| panic!("{limit}"));
+        assert_eq!(limits.admit(one).err(), Some("client"));
+        let _third = limits.admit(two).unwrap_or_else(|limit| panic!("{limit}"));
+        assert_eq!(limits.admit(two).err(), Some("total"));
+        drop(first);
+        assert!(limits.admit(two).is_ok());
+        assert!(!limits.open.lock().unwrap().1.is_empty());
+    }
+}

@@ -1,0 +1,454 @@
+//! A lab: upstream, proxy and raw client, all on this machine.
+
+use std::collections::HashMap;
+use std::future::Future;
+use std::io;
+use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::path::{Path, PathBuf};
+use std::pin::Pin;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use cli_mcp_kubeconfig::{Kubeconfig, Routes};
+use cli_mcp_proxy::audit::Sink;
+use cli_mcp_proxy::dial::Resolve;
+use cli_mcp_proxy::proxy::Timeouts;
+use cli_mcp_proxy::reload::Directories;
+use cli_mcp_proxy::server::{Proxy, Settings};
+use rustls::{ClientConfig, RootCertStore};
+use rustls_pki_types::ServerName;
+use tempfile::TempDir;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+use tokio_util::sync::CancellationToken;
+
+pub(crate) use crate::upstream::{Ca, Responder, Upstream, answer, ok};
+
+/// The credential that must reach the upstream, and nobody else.
+pub(crate) const TOKEN: &str = "s3cr3t-investigation-credential-0123456789";
+
+/// Only against hanging.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+
+pub(crate) async fn patiently<T>(future: impl Future<Output = T>) -> T {
+    tokio::time::timeout(PATIENCE, future).await.expect("did not happen")
+}
+
+/// An address of this machine that is not loopback: API servers on loopback are refused. Nothing is sent.
+pub(crate) fn local_address() -> IpAddr {
+    let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
+    socket.connect("198.51.100.1:9").unwrap();
+    let address = socket.local_addr().unwrap().ip();
+    assert!(
+        !address.is_loopback() && !address.is_unspecified(),
+        "this test needs an address that is not loopback"
+    );
+    address
+}
+
+struct StaticResolver(HashMap<String, Vec<IpAddr>>);
+
+impl Resolve for StaticResolver {
+    fn lookup<'a>(&'a self, name: &'a str) -> Pin<Box<dyn Future<Output = io::Result<Vec<IpAddr>>> + Send + 'a>> {
+        Box::pin(async move {
+            self.0
+                .get(name)
+                .cloned()
+                .ok_or_else(|| io::Error::other("no such host"))
+        })
+    }
+}
+
+/// What a lab's proxy is started with.
+pub(crate) struct Setup {
+    pub(crate) kubeconfig: Option<String>,
+    /// YAML list of `spec.proxy.targets`.
+    pub(crate) targets: String,
+    pub(crate) names: Vec<(&'static str, &'static str)>,
+    pub(crate) timeouts: Timeouts,
+    pub(crate) max_connections: usize,
+    pub(crate) max_connections_per_client: usize,
+    pub(crate) drain_timeout: Duration,
+    pub(crate) public_ca: Option<String>,
+}
+
+impl Default for Setup {
+    fn default() -> Self {
+        Self {
+            kubeconfig: None,
+            targets: "[{type: kubernetes}]".into(),
+            names: Vec::new(),
+            timeouts: Timeouts::default(),
+            max_connections: 4096,
+            max_connections_per_client: 512,
+            drain_timeout: Duration::from_secs(25),
+            public_ca: None,
+        }
+    }
+}
+
+/// A kubeconfig of one cluster. `user` is the YAML of the user's fields.
+pub(crate) fn kubeconfig(server: &str, ca: &Ca, cluster_extra: &str, user: &str) -> String {
+    format!(
+        "{{apiVersion: v1, kind: Config, current-context: c, contexts: [{{name: c, context: {{cluster: k, user: u}}}}], \
+         clusters: [{{name: k, cluster: {{server: \"{server}\", certificate-authority-data: {}{cluster_extra}}}}}], \
+         users: [{{name: u, user: {{{user}}}}}]}}",
+        STANDARD.encode(ca.pem())
+    )
+}
+
+pub(crate) struct Lab {
+    pub(crate) upstream: Upstream,
+    pub(crate) proxy: SocketAddr,
+    pub(crate) health: SocketAddr,
+    pub(crate) ca: Ca,
+    pub(crate) directory: TempDir,
+    pub(crate) shutdown: CancellationToken,
+    pub(crate) running: Option<tokio::task::JoinHandle<io::Result<()>>>,
+    audit: Arc<Mutex<Vec<String>>>,
+}
+
+pub(crate) fn write_inputs(directory: &Path, kubeconfig: Option<&str>, targets: &str, ca: &Ca) {
+    let targets: Vec<cli_mcp_api::v1alpha1::Target> = serde_yaml::from_str(targets).unwrap();
+    let parsed = kubeconfig.map(|text| Kubeconfig::parse(text.as_bytes()).unwrap());
+    let routes = Routes::build(&targets, parsed.as_ref()).unwrap();
+    for folder in ["routes", "kubeconfig", "ca"] {
+        std::fs::create_dir_all(directory.join(folder)).unwrap();
+    }
+    std::fs::write(directory.join("routes/proxy-config.json"), routes.to_json()).unwrap();
+    if let Some(kubeconfig) = kubeconfig {
+        std::fs::write(directory.join("kubeconfig/kubeconfig"), kubeconfig).unwrap();
+    }
+    std::fs::write(directory.join("ca/ca.crt"), ca.pem()).unwrap();
+    std::fs::write(directory.join("ca/ca.key"), ca.key_pem()).unwrap();
+}
+
+impl Lab {
+    /// A kubernetes target `api.test` with a token, in front of an upstream that answers 200.
+    pub(crate) async fn new() -> Self {
+        Self::answering(ok()).await
+    }
+
+    pub(crate) async fn answering(responder: Responder) -> Self {
+        Self::with(Upstream::start(responder).await, |_| {}).await
+    }
+
+    /// `api.test` and `other.test` resolve to the upstream; `adjust` changes the rest.
+    pub(crate) async fn with(upstream: Upstream, adjust: impl FnOnce(&mut Setup)) -> Self {
+        let mut setup = Setup {
+            kubeconfig: Some(kubeconfig(
+                &format!("https://api.test:{}", upstream.address.port()),
+                &upstream.ca,
+                "",
+                &format!("token: {TOKEN}"),
+            )),
+            ..Setup::default()
+        };
+        adjust(&mut setup);
+        let directory = tempfile::tempdir().unwrap();
+        let ca = Ca::new("proxy CA");
+        write_inputs(directory.path(), setup.kubeconfig.as_deref(), &setup.targets, &ca);
+        let mut names: HashMap<String, Vec<IpAddr>> = HashMap::new();
+        for name in ["api.test", "other.test"] {
+            names.insert(name.into(), vec![upstream.address.ip()]);
+        }
+        for (name, address) in &setup.names {
+            names.entry((*name).into()).or_default().push(address.parse().unwrap());
+        }
+        let audit: Arc<Mutex<Vec<String>>> = Arc::default();
+        let lines = audit.clone();
+        let sink: Sink = Arc::new(move |line| lines.lock().unwrap().push(line.to_owned()));
+        let public_ca = setup.public_ca.map(|pem| {
+            let path = directory.path().join("public.crt");
+            std::fs::write(&path, pem).unwrap();
+            path
+        });
+        let path = |folder: &str| -> PathBuf { directory.path().join(folder) };
+        let proxy = Proxy::bind(Settings {
+            listen: "127.0.0.1:0".parse().unwrap(),
+            health_listen: "127.0.0.1:0".parse().unwrap(),
+            directories: Directories {
+                routes: path("routes"),
+                kubeconfig: path("kubeconfig"),
+                ca: path("ca"),
+            },
+            ssl_cert_file: public_ca,
+            max_connections: setup.max_connections,
+            max_connections_per_client: setup.max_connections_per_client,
+            drain_timeout: setup.drain_timeout,
+            timeouts: setup.timeouts,
+            resolver: Arc::new(StaticResolver(names)),
+            audit: sink,
+        })
+        .await
+        .unwrap();
+        let (address, health) = (proxy.address().unwrap(), proxy.health_address().unwrap());
+        let shutdown = CancellationToken::new();
+        let running = Some(tokio::spawn(proxy.run(shutdown.clone())));
+        Self {
+            upstream,
+            proxy: address,
+            health,
+            ca,
+            directory,
+            shutdown,
+            running,
+            audit,
+        }
+    }
+
+    /// `api.test:port` of the upstream.
+    pub(crate) fn authority(&self) -> String {
+        format!("api.test:{}", self.upstream.address.port())
+    }
+
+    pub(crate) fn audit(&self) -> Vec<serde_json::Value> {
+        self.audit
+            .lock()
+            .unwrap()
+            .iter()
+            .map(|line| serde_json::from_str(line).unwrap())
+            .collect()
+    }
+
+    /// Waits for an audit line that fits: it is written after the response.
+    pub(crate) async fn audited(&self, fits: impl Fn(&serde_json::Value) -> bool) -> serde_json::Value {
+        patiently(async {
+            loop {
+                if let Some(line) = self.audit().into_iter().find(|line| fits(line)) {
+                    return line;
+                }
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        })
+        .await
+    }
+
+    /// Sends a raw head to the proxy's port and reads all that comes back.
+    pub(crate) async fn raw(&self, head: &str) -> String {
+        let mut tcp = TcpStream::connect(self.proxy).await.unwrap();
+        tcp.write_all(head.as_bytes()).await.unwrap();
+        let mut answer = Vec::new();
+        let _ = patiently(tcp.read_to_end(&mut answer)).await;
+        String::from_utf8_lossy(&answer).into_owned()
+    }
+
+    /// A tunnel to `authority` with TLS that trusts the proxy's CA.
+    pub(crate) async fn tunnel_to(&self, authority: &str, server_name: &str) -> Client {
+        self.try_tunnel(authority, server_name).await.unwrap()
+    }
+
+    pub(crate) async fn try_tunnel(&self, authority: &str, server_name: &str) -> io::Result<Client> {
+        let mut tcp = TcpStream::connect(self.proxy).await?;
+        tcp.write_all(format!("CONNECT {authority} HTTP/1.1\r\nHost: {authority}\r\n\r\n").as_bytes())
+            .await?;
+        let mut head = Vec::new();
+        while !head.ends_with(b"\r\n\r\n") {
+            let mut byte = [0];
+            if patiently(tcp.read(&mut byte)).await? == 0 {
+                return Err(io::Error::other(String::from_utf8_lossy(&head).into_owned()));
+            }
+            head.extend_from_slice(&byte);
+        }
+        if !head.starts_with(b"HTTP/1.1 200 ") {
+            let _ = tcp.read_to_end(&mut head).await;
+            return Err(io::Error::other(String::from_utf8_lossy(&head).into_owned()));
+        }
+        assert_eq!(head, b"HTTP/1.1 200 Connection established\r\n\r\n", "case 56");
+        let connector = TlsConnector::from(Arc::new(client_config(&self.ca)));
+        let name = ServerName::try_from(server_name.to_owned()).unwrap();
+        let stream = patiently(connector.connect(name, tcp)).await?;
+        Ok(Client {
+            stream,
+            buffer: Vec::new(),
+        })
+    }
+
+    pub(crate) async fn tunnel(&self) -> Client {
+        self.tunnel_to(&self.authority(), "api.test").await
+    }
+
+    /// One request in a tunnel of its own. `HOST` in it stands for the authority.
+    pub(crate) async fn request(&self, raw: &str) -> Response {
+        let mut client = self.tunnel().await;
+        client.send(&raw.replace("HOST", &self.authority())).await;
+        client.response().await
+    }
+
+    pub(crate) async fn get(&self, path: &str) -> Response {
+        self.method("GET", path).await
+    }
+
+    pub(crate) async fn method(&self, method: &str, path: &str) -> Response {
+        self.request(&format!("{method} {path} HTTP/1.1\r\nHost: HOST\r\n\r\n"))
+            .await
+    }
+
+    pub(crate) async fn health(&self, path: &str) -> (u16, String) {
+        let mut tcp = TcpStream::connect(self.health).await.unwrap();
+        tcp.write_all(format!("GET {path} HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n").as_bytes())
+            .await
+            .unwrap();
+        let mut answer = String::new();
+        patiently(tcp.read_to_string(&mut answer)).await.unwrap();
+        let status = answer.split(' ').nth(1).unwrap().parse().unwrap();
+        (status, answer.split_once("\r\n\r\n").unwrap().1.to_owned())
+    }
+}
+
+pub(crate) fn client_config(ca: &Ca) -> ClientConfig {
+    let mut roots = RootCertStore::empty();
+    roots.add(ca.der()).unwrap();
+    let mut config = ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+    config
+}
+
+pub(crate) struct Client {
+    pub(crate) stream: tokio_rustls::client::TlsStream<TcpStream>,
+    buffer: Vec<u8>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Response {
+    pub(crate) status: u16,
+    pub(crate) head: String,
+    pub(crate) body: Vec<u8>,
+}
+
+impl Response {
+    pub(crate) fn text(&self) -> String {
+        String::from_utf8_lossy(&self.body).into_owned()
+    }
+
+    pub(crate) fn has(&self, header: &str) -> bool {
+        self.head.lines().any(|line| {
+            line.split(':')
+                .next()
+                .is_some_and(|name| name.eq_ignore_ascii_case(header))
+        })
+    }
+
+    /// The `metav1.Status` of a refusal.
+    pub(crate) fn kubernetes_status(&self) -> serde_json::Value {
+        let status: serde_json::Value =
+            serde_json::from_slice(&self.body).unwrap_or_else(|_| panic!("{}", self.text()));
+        assert_eq!(status["kind"], "Status");
+        assert_eq!(status["code"], self.status);
+        status
+    }
+}
+
+impl Client {
+    pub(crate) async fn send(&mut self, raw: &str) {
+        self.send_bytes(raw.as_bytes()).await;
+    }
+
+    pub(crate) async fn send_bytes(&mut self, raw: &[u8]) {
+        // The proxy may have answered and closed already.
+        let _ = self.stream.write_all(raw).await;
+        let _ = self.stream.flush().await;
+    }
+
+    async fn fill(&mut self) -> io::Result<usize> {
+        patiently(self.stream.read_buf(&mut self.buffer)).await
+    }
+
+    pub(crate) async fn head(&mut self) -> io::Result<String> {
+        loop {
+            if let Some(at) = self.buffer.windows(4).position(|window| window == b"\r\n\r\n") {
+                return Ok(String::from_utf8_lossy(&self.buffer.drain(..at + 4).collect::<Vec<_>>()).into_owned());
+            }
+            if self.fill().await? == 0 {
+                return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "no response"));
+            }
+        }
+    }
+
+    pub(crate) async fn try_response(&mut self) -> io::Result<Response> {
+        let head = self.head().await?;
+        let status = head.split(' ').nth(1).unwrap().parse().unwrap();
+        let value = |name: &str| {
+            head.lines()
+                .filter_map(|line| line.split_once(": "))
+                .find(|(found, _)| found.eq_ignore_ascii_case(name))
+                .map(|(_, value)| value.trim().to_owned())
+        };
+        let mut body = Vec::new();
+        if let Some(length) = value("content-length").filter(|_| ![204, 304].contains(&status)) {
+            let length: usize = length.parse().unwrap();
+            while self.buffer.len() < length {
+                if self.fill().await? == 0 {
+                    return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "cut"));
+                }
+            }
+            body = self.buffer.drain(..length).collect();
+        } else if value("transfer-encoding").is_some() {
+            loop {
+                let line = self.line().await?;
+                let size = usize::from_str_radix(&line, 16).map_err(io::Error::other)?;
+                while self.buffer.len() < size + 2 {
+                    if self.fill().await? == 0 {
+                        return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "cut"));
+                    }
+                }
+                body.extend(self.buffer.drain(..size));
+                assert_eq!(self.buffer.drain(..2).collect::<Vec<_>>(), b"\r\n");
+                if size == 0 {
+                    break;
+                }
+            }
+        }
+        Ok(Response { status, head, body })
+    }
+
+    pub(crate) async fn response(&mut self) -> Response {
+        self.try_response().await.unwrap()
+    }
+
+    pub(crate) async fn line(&mut self) -> io::Result<String> {
+        loop {
+            if let Some(at) = self.buffer.windows(2).position(|window| window == b"\r\n") {
+                let line = String::from_utf8_lossy(&self.buffer.drain(..at).collect::<Vec<_>>()).into_owned();
+                self.buffer.drain(..2);
+                return Ok(line);
+            }
+            if self.fill().await? == 0 {
+                return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "no line"));
+            }
+        }
+    }
+
+    /// One chunk of a chunked body.
+    pub(crate) async fn chunk(&mut self) -> io::Result<Vec<u8>> {
+        let size = usize::from_str_radix(&self.line().await?, 16).map_err(io::Error::other)?;
+        while self.buffer.len() < size + 2 {
+            if self.fill().await? == 0 {
+                return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "cut"));
+            }
+        }
+        let data = self.buffer.drain(..size).collect();
+        self.buffer.drain(..2);
+        Ok(data)
+    }
+
+    /// Raw bytes, at least one.
+    pub(crate) async fn some(&mut self) -> String {
+        if self.buffer.is_empty() {
+            assert_ne!(self.fill().await.unwrap(), 0, "the connection ended");
+        }
+        String::from_utf8(std::mem::take(&mut self.buffer)).unwrap()
+    }
+
+    /// Whether the proxy has ended the connection, and nothing more came.
+    pub(crate) async fn is_closed(&mut self) -> bool {
+        self.buffer.is_empty() && matches!(self.fill().await, Ok(0) | Err(_))
+    }
+}

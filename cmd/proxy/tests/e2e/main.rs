@@ -1,0 +1,19 @@
+//! The real proxy between raw clients and a TLS upstream that records what it received: the rows of
+//! `proxy_cases.md`, request smuggling, faults, limits and reloads.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::print_stdout,
+    reason = "a test that cannot go on has failed"
+)]
+
+mod cases;
+mod clients;
+mod faults;
+mod harness;
+mod reload;
+mod smuggling;
+mod upgrades;
+mod upstream;

@@ -1,0 +1,387 @@
+//! Writes the children that differ, by server-side apply with one field manager. An object that is not ours is
+//! reported and left alone.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use cli_mcp_api::names;
+use k8s_openapi::api::core::v1::Secret;
+use k8s_openapi::api::rbac::v1::ClusterRoleBinding;
+use kube::api::{DeleteParams, DynamicObject, Patch, PatchParams, PostParams, Preconditions};
+use kube::core::Status;
+use kube::{Api, ResourceExt};
+use serde_json::Value;
+
+use crate::build::{Child, ChildKind, ChildRef, Children, auth_delegator, is_auth_delegator};
+use crate::caches::Caches;
+use crate::context::Context;
+use crate::dereference::Observed;
+use crate::difference::{differs, is_foreign};
+use crate::error::{Result, text};
+use crate::generate;
+use crate::validate::Validated;
+
+/// A child that is not as it should be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Failure {
+    /// What is wrong and, where the admin can do something, what.
+    pub message: String,
+    /// Trying again may help without anybody doing anything.
+    pub transient: bool,
+}
+
+/// The children after apply. Only this stage makes one, and status is computed only from it.
+#[derive(Clone, Debug, Default)]
+pub struct Applied {
+    /// Children as they are now.
+    pub children: BTreeMap<ChildRef, Arc<DynamicObject>>,
+    /// What could not be applied.
+    pub failures: Vec<Failure>,
+    /// Number of writes that were sent.
+    pub writes: usize,
+}
+
+/// Creates missing generate-once Secrets, applies every child that differs, and removes those that should not be.
+///
+/// # Errors
+///
+/// When a Secret cannot be generated. Refusals of the API server are [`Applied::failures`], so that one child does not
+/// hold up the others.
+pub async fn apply(
+    context: &Context,
+    caches: &Caches,
+    validated: &Validated,
+    children: Children,
+    observed: &Observed,
+) -> Result<Applied> {
+    let mut applied = Applied::default();
+    generate_once(context, validated, &mut applied).await?;
+    share_auth_delegator(context, caches, &mut applied).await;
+    for child in children.apply {
+        let known = observed.children.get(&child.reference).cloned();
+        match apply_child(context, validated, &child, known).await {
+            Ok(Outcome { live, written }) => {
+                applied.writes += usize::from(written);
+                applied.children.insert(child.reference, live);
+            }
+            Err(failure) => applied.failures.push(failure),
+        }
+    }
+    // Children that cannot be built now go on as they are: their state counts too.
+    for (reference, live) in &observed.children {
+        if is_ours(live, validated) {
+            applied
+                .children
+                .entry(reference.clone())
+                .or_insert_with(|| live.clone());
+        }
+    }
+    for reference in children.remove {
+        if let Some(live) = observed
+            .children
+            .get(&reference)
+            .filter(|live| is_ours(live, validated))
+        {
+            applied.children.remove(&reference);
+            applied.writes += 1;
+            if let Err(failure) = remove(context, validated, &reference, live).await {
+                applied.failures.push(failure);
+            }
+        }
+    }
+    Ok(applied)
+}
+
+struct Outcome {
+    live: Arc<DynamicObject>,
+    written: bool,
+}
+
+/// Whether this instance controls an object.
+fn is_ours(object: &DynamicObject, validated: &Validated) -> bool {
+    controller(object).is_some_and(|owner| owner.uid == validated.controller.uid)
+}
+
+/// Whether the operator applied this object and somebody took its owner reference away.
+async fn lost_its_owner(api: &Api<DynamicObject>, object: &DynamicObject) -> kube::Result<bool> {
+    if controller(object).is_some() {
+        return Ok(false);
+    }
+    // The caches hold no managed fields of our own.
+    let whole = api.get_opt(&object.name_any()).await?;
+    Ok(whole.is_some_and(|whole| {
+        let mut entries = whole.metadata.managed_fields.iter().flatten();
+        entries.any(|entry| entry.manager.as_deref() == Some(names::FIELD_MANAGER))
+    }))
+}
+
+fn controller(object: &DynamicObject) -> Option<&k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference> {
+    object
+        .owner_references()
+        .iter()
+        .find(|owner| owner.controller == Some(true))
+}
+
+async fn apply_child(
+    context: &Context,
+    validated: &Validated,
+    child: &Child,
+    known: Option<Arc<DynamicObject>>,
+) -> Result<Outcome, Failure> {
+    let reference = &child.reference;
+    let api = api(context, validated, reference.kind);
+    let live = match known {
+        Some(live) => Some(live),
+        // Not among the objects with our labels: it does not exist, or it is somebody else's.
+        None => api
+            .get_opt(&reference.name)
+            .await
+            .map_err(|error| refused(reference, &error))?
+            .map(Arc::new),
+    };
+    let desired = serde_json::to_value(&child.object).map_err(|error| fault(reference, &error))?;
+    let Some(live) = live else {
+        let live = patch(&api, reference, desired).await?;
+        return Ok(Outcome {
+            live: Arc::new(live),
+            written: true,
+        });
+    };
+    if !is_ours(&live, validated)
+        && !lost_its_owner(&api, &live)
+            .await
+            .map_err(|error| refused(reference, &error))?
+    {
+        return Err(foreign(reference, &live, validated));
+    }
+    if live.metadata.deletion_timestamp.is_some() {
+        return Err(Failure {
+            message: format!("{reference} is being deleted and is made again when it is gone"),
+            transient: true,
+        });
+    }
+    if !child_differs(reference.kind, &desired, &live)? {
+        return Ok(Outcome { live, written: false });
+    }
+    let mut guarded = desired.clone();
+    // The object we looked at, and not one that took its name since.
+    guarded["metadata"]["uid"] = Value::from(live.uid());
+    let mut now = patch(&api, reference, guarded).await?;
+    if child_differs(reference.kind, &desired, &now)? {
+        // Apply takes nothing away that another manager added: replacing does.
+        let mut whole = child.object.clone();
+        whole.metadata.resource_version = now.resource_version();
+        whole.metadata.uid = now.uid();
+        let parameters = PostParams {
+            field_manager: Some(names::FIELD_MANAGER.to_owned()),
+            ..PostParams::default()
+        };
+        now = api
+            .replace(&reference.name, &parameters, &whole)
+            .await
+            .map_err(|error| refused(reference, &error))?;
+    }
+    tracing::info!(child = %reference, namespace = validated.namespace, instance = validated.name, "Applied child");
+    Ok(Outcome {
+        live: Arc::new(now),
+        written: true,
+    })
+}
+
+/// Policies and permissions must be exactly ours: what somebody added there opens something.
+fn child_differs(kind: ChildKind, desired: &Value, live: &DynamicObject) -> Result<bool, Failure> {
+    let foreign = live.metadata.managed_fields.iter().flatten().any(is_foreign);
+    let live = serde_json::to_value(live).map_err(|error| Failure {
+        message: error.to_string(),
+        transient: false,
+    })?;
+    let exact = match kind {
+        ChildKind::NetworkPolicy => &["spec"][..],
+        ChildKind::Role => &["rules"],
+        ChildKind::RoleBinding => &["roleRef", "subjects"],
+        ChildKind::ConfigMap => &["data"],
+        ChildKind::Service | ChildKind::ServiceAccount | ChildKind::Deployment | ChildKind::PodDisruptionBudget => &[],
+    };
+    let more = exact.iter().any(|field| differs(&live[field], &desired[field]));
+    let selector = "/spec/selector";
+    let widened = live
+        .pointer(selector)
+        .zip(desired.pointer(selector))
+        .is_some_and(|(live, desired)| differs(live, desired));
+    // On OpenShift every ServiceAccount gets a pull secret from its controllers.
+    let touched = kind != ChildKind::ServiceAccount && foreign;
+    Ok(more || widened || touched || differs(desired, &live))
+}
+
+async fn patch(api: &Api<DynamicObject>, reference: &ChildRef, object: Value) -> Result<DynamicObject, Failure> {
+    let parameters = PatchParams::apply(names::FIELD_MANAGER).force();
+    match api.patch(&reference.name, &parameters, &Patch::Apply(&object)).await {
+        Err(kube::Error::Api(status)) if is_immutable(&status) => {
+            api.delete(&reference.name, &DeleteParams::default())
+                .await
+                .map_err(|error| refused(reference, &error))?;
+            Err(Failure {
+                message: format!("{reference} cannot be changed back and is made again"),
+                transient: true,
+            })
+        }
+        other => other.map_err(|error| refused(reference, &error)),
+    }
+}
+
+/// Whether a field differs that can only be set at creation, such as a selector or a roleRef.
+fn is_immutable(status: &Status) -> bool {
+    status.is_invalid()
+        && ["immutable", "cannot change roleRef"]
+            .iter()
+            .any(|text| status.message.contains(text))
+}
+
+async fn remove(
+    context: &Context,
+    validated: &Validated,
+    reference: &ChildRef,
+    live: &DynamicObject,
+) -> Result<(), Failure> {
+    let parameters = DeleteParams::default().preconditions(Preconditions {
+        uid: live.uid(),
+        resource_version: None,
+    });
+    match api(context, validated, reference.kind)
+        .delete(&reference.name, &parameters)
+        .await
+    {
+        Ok(_) => Ok(()),
+        Err(kube::Error::Api(status)) if status.is_not_found() => Ok(()),
+        Err(error) => Err(refused(reference, &error)),
+    }
+}
+
+fn api(context: &Context, validated: &Validated, kind: ChildKind) -> Api<DynamicObject> {
+    Api::namespaced_with(context.client.clone(), &validated.namespace, &kind.api_resource())
+}
+
+fn foreign(reference: &ChildRef, live: &DynamicObject, validated: &Validated) -> Failure {
+    let ours_before = controller(live)
+        .is_some_and(|owner| owner.kind == validated.controller.kind && owner.name == validated.controller.name);
+    if ours_before {
+        return Failure {
+            message: format!("{reference} belongs to an earlier instance of this name and is being collected"),
+            transient: true,
+        };
+    }
+    Failure {
+        message: format!(
+            "{reference} exists and does not belong to this instance: delete or rename it, or rename the instance"
+        ),
+        transient: true,
+    }
+}
+
+fn refused(reference: &ChildRef, error: &kube::Error) -> Failure {
+    Failure {
+        message: format!("{reference} could not be applied: {}", text(error)),
+        transient: true,
+    }
+}
+
+fn fault(reference: &ChildRef, error: &serde_json::Error) -> Failure {
+    Failure {
+        message: format!("{reference}: {error}"),
+        transient: false,
+    }
+}
+
+/// Creates, and never changes, the Secrets that are generated once.
+async fn generate_once(context: &Context, validated: &Validated, applied: &mut Applied) -> Result<()> {
+    let Validated {
+        name,
+        namespace,
+        controller,
+        ..
+    } = validated;
+    let mut secrets = Vec::new();
+    if validated.needs_ca {
+        secrets.push(generate::ca_secret(
+            namespace,
+            name,
+            controller.clone(),
+            time::OffsetDateTime::now_utc(),
+        )?);
+    }
+    if validated.needs_hmac {
+        secrets.push(generate::hmac_secret(namespace, name, controller.clone()));
+    }
+    let api: Api<Secret> = Api::namespaced(context.client.clone(), namespace);
+    let parameters = PostParams {
+        field_manager: Some(names::FIELD_MANAGER.to_owned()),
+        ..PostParams::default()
+    };
+    for secret in secrets {
+        applied.writes += 1;
+        match api.create(&parameters, &secret).await {
+            Ok(_) => tracing::info!(secret = secret.name_any(), namespace, "Generated Secret"),
+            // Our cache is behind: what exists stays.
+            Err(kube::Error::Api(status)) if status.is_already_exists() => {}
+            Err(error) => applied.failures.push(Failure {
+                message: format!("Secret {} could not be created: {}", secret.name_any(), text(&error)),
+                transient: true,
+            }),
+        }
+    }
+    Ok(())
+}
+
+/// Keeps the shared ClusterRoleBinding at the servers of live instances.
+async fn share_auth_delegator(context: &Context, caches: &Caches, applied: &mut Applied) {
+    let known = caches.auth_delegator.state().first().cloned();
+    match write_auth_delegator(context, known.as_deref()).await {
+        Ok(written) => applied.writes += usize::from(written),
+        Err(failure) => applied.failures.push(failure),
+    }
+}
+
+/// Writes the shared ClusterRoleBinding if it differs; true if it did.
+///
+/// # Errors
+///
+/// When it is somebody else's, or the API server refuses.
+pub async fn write_auth_delegator(context: &Context, live: Option<&ClusterRoleBinding>) -> Result<bool, Failure> {
+    let name = names::AUTH_DELEGATOR_BINDING;
+    if live.is_some_and(|live| !is_auth_delegator(live)) {
+        return Err(Failure {
+            message: format!(
+                "ClusterRoleBinding {name} refers to another role than {}: it is not the operator's. Delete or rename it",
+                names::AUTH_DELEGATOR_ROLE
+            ),
+            transient: true,
+        });
+    }
+    let desired = auth_delegator(&context.servers(), live, |namespace| context.watches(namespace));
+    if live.is_some_and(|live| {
+        live.subjects.as_deref().unwrap_or_default() == desired.subjects.as_deref().unwrap_or_default()
+    }) {
+        return Ok(false);
+    }
+    let failure = |error: kube::Error| Failure {
+        message: format!("ClusterRoleBinding {name}: {}", text(&error)),
+        transient: true,
+    };
+    let api: Api<ClusterRoleBinding> = Api::all(context.client.clone());
+    match live {
+        None => {
+            let parameters = PostParams {
+                field_manager: Some(names::FIELD_MANAGER.to_owned()),
+                ..PostParams::default()
+            };
+            api.create(&parameters, &desired).await.map_err(failure)?;
+        }
+        Some(_) => {
+            let parameters = PatchParams::apply(names::FIELD_MANAGER).force();
+            api.patch(name, &parameters, &Patch::Apply(&desired))
+                .await
+                .map_err(failure)?;
+        }
+    }
+    Ok(true)
+}

@@ -1,0 +1,223 @@
+//! What the children promise: hardening, tokens, selectors, and what rolls a Deployment.
+
+use std::collections::BTreeSet;
+
+use cli_mcp_api::v1alpha1::CliMcpInstance;
+use serde_json::{Value, json};
+
+use super::*;
+use crate::validate::fixtures::{self, instance};
+
+fn children(instance: &CliMcpInstance) -> Children {
+    build(&fixtures::validated(instance, &fixtures::observed())).unwrap()
+}
+
+fn child(children: &Children, kind: ChildKind, name: &str) -> Value {
+    let found = children
+        .apply
+        .iter()
+        .find(|child| child.reference.kind == kind && child.reference.name == name);
+    serde_json::to_value(&found.unwrap_or_else(|| panic!("no {kind:?} {name}")).object).unwrap()
+}
+
+#[test]
+fn an_instance_has_every_child_of_the_contract() {
+    let names: BTreeSet<String> = children(&instance())
+        .apply
+        .iter()
+        .map(|child| child.reference.to_string())
+        .collect();
+    let expected = [
+        "NetworkPolicy cli-mcp-demo-sandbox",
+        "NetworkPolicy cli-mcp-demo-proxy",
+        "ServiceAccount cli-mcp-demo",
+        "ServiceAccount cli-mcp-demo-proxy",
+        "ServiceAccount cli-mcp-demo-sandbox",
+        "ServiceAccount cli-mcp-demo-client",
+        "Role cli-mcp-demo",
+        "Role cli-mcp-demo-client",
+        "RoleBinding cli-mcp-demo",
+        "RoleBinding cli-mcp-demo-client",
+        "Service cli-mcp-demo",
+        "Service cli-mcp-demo-proxy",
+        "ConfigMap cli-mcp-demo-proxy",
+        "Deployment cli-mcp-demo",
+        "Deployment cli-mcp-demo-proxy",
+    ];
+    assert_eq!(names, expected.map(str::to_owned).into());
+}
+
+#[test]
+fn every_child_is_owned_labelled_and_typed() {
+    for child in children(&instance()).apply {
+        let object = child.object;
+        let owner = &object.metadata.owner_references.as_ref().unwrap()[0];
+        assert_eq!((owner.controller, owner.block_owner_deletion), (Some(true), Some(true)));
+        assert_eq!(object.metadata.namespace.as_deref(), Some("ns"));
+        assert_eq!(object.labels()[cli_mcp_api::labels::INSTANCE], "demo");
+        assert_eq!(object.labels()["app.kubernetes.io/managed-by"], "cli-mcp-operator");
+        assert!(object.types.is_some());
+    }
+}
+
+#[test]
+fn pods_pass_the_restricted_standard_and_have_what_reviewers_ask_for() {
+    let children = children(&instance());
+    for name in ["cli-mcp-demo", "cli-mcp-demo-proxy"] {
+        let spec = child(&children, ChildKind::Deployment, name)["spec"]["template"]["spec"].clone();
+        assert_eq!(spec["securityContext"]["runAsNonRoot"], true);
+        assert_eq!(spec["securityContext"]["seccompProfile"]["type"], "RuntimeDefault");
+        assert!(!spec.to_string().contains("runAsUser"));
+        let container = &spec["containers"][0];
+        assert_eq!(container["securityContext"]["allowPrivilegeEscalation"], false);
+        assert_eq!(container["securityContext"]["readOnlyRootFilesystem"], true);
+        assert_eq!(container["securityContext"]["capabilities"]["drop"], json!(["ALL"]));
+        assert!(container["livenessProbe"].is_object() && container["readinessProbe"].is_object());
+        assert!(container["resources"]["requests"]["memory"].is_string());
+    }
+}
+
+#[test]
+fn only_the_server_has_a_token() {
+    let children = children(&instance());
+    let token = |kind, name: &str, path: &str| child(&children, kind, name).pointer(path).cloned().unwrap();
+    let in_pod = "/spec/template/spec/automountServiceAccountToken";
+    assert_eq!(token(ChildKind::Deployment, "cli-mcp-demo", in_pod), true);
+    assert_eq!(token(ChildKind::Deployment, "cli-mcp-demo-proxy", in_pod), false);
+    for name in ["cli-mcp-demo-proxy", "cli-mcp-demo-sandbox", "cli-mcp-demo-client"] {
+        assert_eq!(
+            token(ChildKind::ServiceAccount, name, "/automountServiceAccountToken"),
+            false
+        );
+    }
+}
+
+#[test]
+fn the_servers_role_names_no_secret_and_no_custom_resource() {
+    let role = child(&children(&instance()), ChildKind::Role, "cli-mcp-demo").to_string();
+    for word in ["secrets", "climcpinstances", "\"*\"", "exec"] {
+        assert!(!role.contains(word), "{word}");
+    }
+}
+
+#[test]
+fn no_child_holds_a_secret() {
+    let text = serde_json::to_string(
+        &children(&instance())
+            .apply
+            .iter()
+            .map(|child| &child.object)
+            .collect::<Vec<_>>(),
+    )
+    .unwrap();
+    assert!(!text.contains(fixtures::TOKEN));
+}
+
+#[test]
+fn sandboxes_reach_the_proxy_and_dns_only() {
+    let policy = child(&children(&instance()), ChildKind::NetworkPolicy, "cli-mcp-demo-sandbox");
+    assert_eq!(policy["spec"]["policyTypes"], json!(["Ingress", "Egress"]));
+    let egress = policy["spec"]["egress"].as_array().unwrap();
+    assert_eq!(egress.len(), 2);
+    assert_eq!(egress[0]["ports"], json!([{"port": 8080, "protocol": "TCP"}]));
+    assert!(egress.iter().all(|rule| !rule["to"].as_array().unwrap().is_empty()));
+    assert!(egress[1]["to"].to_string().contains("169.254.20.10/32"));
+    assert_eq!(
+        policy["spec"]["ingress"][0]["ports"],
+        json!([{"port": 8090, "protocol": "TCP"}])
+    );
+}
+
+fn changed(change: impl FnOnce(&mut CliMcpInstance)) -> CliMcpInstance {
+    let mut instance = instance();
+    change(&mut instance);
+    instance
+}
+
+#[test]
+fn pool_size_and_timeouts_roll_nothing_and_the_image_rolls_the_server() {
+    let before = children(&instance());
+    let same = children(&changed(|instance| {
+        instance.spec.sandbox.warm_pool_size = 5;
+        instance.spec.sandbox.idle_timeout = "1h".into();
+        instance.spec.sandbox.max_lifetime = "8h".into();
+    }));
+    assert_eq!(before, same);
+    let other = children(&changed(|instance| instance.spec.sandbox.image = "other".into()));
+    let server = |children: &Children| child(children, ChildKind::Deployment, "cli-mcp-demo");
+    assert_ne!(server(&before), server(&other));
+    let proxy = |children: &Children| child(children, ChildKind::Deployment, "cli-mcp-demo-proxy");
+    assert_eq!(proxy(&before), proxy(&other));
+}
+
+#[test]
+fn several_pods_are_spread_and_the_proxys_are_budgeted() {
+    let one = children(&instance());
+    assert_eq!(one.remove.len(), 1);
+    let two = children(&changed(|instance| {
+        instance.spec.replicas = 2;
+        instance.spec.proxy.replicas = 2;
+    }));
+    assert!(two.remove.is_empty());
+    let budget = child(&two, ChildKind::PodDisruptionBudget, "cli-mcp-demo-proxy");
+    assert_eq!(budget["spec"]["maxUnavailable"], 1);
+    for name in ["cli-mcp-demo", "cli-mcp-demo-proxy"] {
+        let spec = child(&two, ChildKind::Deployment, name)["spec"]["template"]["spec"].clone();
+        assert!(spec["affinity"]["podAntiAffinity"].is_object() && spec["topologySpreadConstraints"].is_array());
+    }
+}
+
+#[test]
+fn a_deployment_waits_for_what_it_mounts_and_the_policies_do_not() {
+    let observed = crate::dereference::Observed {
+        tls: None,
+        kubeconfig: None,
+        proxy_address: None,
+        ..fixtures::observed()
+    };
+    let children = build(&fixtures::validated(&instance(), &observed)).unwrap();
+    let kinds: BTreeSet<ChildKind> = children.apply.iter().map(|child| child.reference.kind).collect();
+    assert!(!kinds.contains(&ChildKind::Deployment) && !kinds.contains(&ChildKind::ConfigMap));
+    assert!(kinds.contains(&ChildKind::NetworkPolicy) && kinds.contains(&ChildKind::Service));
+}
+
+#[test]
+fn the_server_gets_everything_that_its_sandboxes_are_built_from() {
+    let full = changed(|instance| {
+        let sandbox = &mut instance.spec.sandbox;
+        sandbox.runtime_class_name = "gvisor".into();
+        sandbox.workspace_size_limit = "1Gi".into();
+        sandbox.max_sessions = 4;
+        sandbox.node_selector = [("a".to_owned(), "b".to_owned())].into();
+        sandbox.image_pull_secrets = vec![k8s_openapi::api::core::v1::LocalObjectReference { name: "pull".into() }];
+    });
+    let server = child(&children(&full), ChildKind::Deployment, "cli-mcp-demo");
+    let args: Vec<&str> = server["spec"]["template"]["spec"]["containers"][0]["args"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter_map(Value::as_str)
+        .collect();
+    for expected in [
+        "--authorization=kubernetes",
+        "--sandbox-runtime-class=gvisor",
+        "--sandbox-workspace-size-limit=1Gi",
+        "--max-sessions=4",
+        r#"--sandbox-node-selector={"a":"b"}"#,
+        "--sandbox-image-pull-secrets=pull",
+        "--egress-target=10.96.0.1:443",
+        "--egress-control=10.96.0.7:8080",
+        "--proxy-service=cli-mcp-demo-proxy",
+        "--proxy-ca-secret=cli-mcp-demo-proxy-ca",
+        "--dummy-kubeconfig-configmap=cli-mcp-demo-proxy",
+    ] {
+        assert!(args.contains(&expected), "{expected} is not in {args:#?}");
+    }
+    let owner = args
+        .iter()
+        .find_map(|arg| arg.strip_prefix("--sandbox-owner="))
+        .unwrap();
+    let owner: Value = serde_json::from_str(owner).unwrap();
+    assert_eq!(owner["kind"], "CliMcpInstance");
+    assert!(owner.get("controller").is_none() && owner.get("blockOwnerDeletion").is_none());
+}

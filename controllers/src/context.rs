@@ -1,0 +1,125 @@
+//! What every reconcile shares: client, caches, settings, recorder, metrics, and the little that is remembered between
+//! two reconciles.
+
+use std::collections::{BTreeSet, HashMap};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use cli_mcp_api::names;
+use kube::runtime::events::{Recorder, Reporter};
+use kube::{Client, ResourceExt};
+
+use crate::caches::Caches;
+use crate::controller::Scope;
+use crate::dereference::SecretContent;
+use crate::metrics::Metrics;
+use crate::pool::Backoff;
+use crate::sandboxes::Sandbox;
+use crate::settings::Settings;
+
+/// A watch that is this far behind is broken, and is started again by its own back-off.
+const CACHE_LAG: Duration = Duration::from_secs(30);
+
+/// Shared by all reconciles.
+pub struct Context {
+    /// The client; its writes are fenced by the leader election.
+    pub client: Client,
+    /// What the operator knows of itself.
+    pub settings: Settings,
+    /// Caches by scope.
+    pub scopes: Vec<(Scope, Arc<Caches>)>,
+    /// Publishes events. One recorder, because it counts repeats.
+    pub recorder: Recorder,
+    /// Counters.
+    pub metrics: Metrics,
+    memory: Mutex<Memory>,
+}
+
+/// What is remembered between two reconciles. Losing it costs reads and patience, never a wrong decision.
+#[derive(Default)]
+pub struct Memory {
+    /// Contents of Secrets by namespace and name, valid for one version.
+    pub secrets: HashMap<(String, String), Arc<SecretContent>>,
+    /// Reconciles in progress, by namespace/name, with their start.
+    pub running: HashMap<String, Instant>,
+    /// Failed reconciles in a row by UID of the instance.
+    pub failures: HashMap<String, u32>,
+    /// Pools by UID of the instance.
+    pub pools: HashMap<String, PoolMemory>,
+}
+
+/// What is remembered of a pool.
+#[derive(Default)]
+pub struct PoolMemory {
+    /// Its failures.
+    pub backoff: Backoff,
+    /// Sandboxes that were created and that the cache may not show yet, with the time of their creation.
+    pub expected: HashMap<String, Instant>,
+}
+
+impl PoolMemory {
+    /// How many created sandboxes are neither in the cache nor so old that they must have been there and gone.
+    pub fn unseen(&mut self, seen: &[Sandbox], now: Instant) -> usize {
+        self.expected.retain(|name, created| {
+            now.duration_since(*created) < CACHE_LAG && !seen.iter().any(|sandbox| sandbox.name == *name)
+        });
+        self.expected.len()
+    }
+}
+
+impl Context {
+    /// A context. `instance` names this replica in events.
+    #[must_use]
+    pub fn new(
+        client: Client,
+        settings: Settings,
+        scopes: Vec<(Scope, Arc<Caches>)>,
+        metrics: Metrics,
+        instance: Option<String>,
+    ) -> Self {
+        let reporter = Reporter {
+            controller: names::FIELD_MANAGER.to_owned(),
+            instance,
+        };
+        let recorder = Recorder::new(client.clone(), reporter);
+        Self {
+            client,
+            settings,
+            scopes,
+            recorder,
+            metrics,
+            memory: Mutex::default(),
+        }
+    }
+
+    /// What is remembered. Held for a moment, never over an await.
+    pub fn memory(&self) -> MutexGuard<'_, Memory> {
+        self.memory.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The caches that cover a namespace.
+    #[must_use]
+    pub fn caches(&self, namespace: &str) -> Option<&Arc<Caches>> {
+        self.scopes
+            .iter()
+            .find(|(scope, _)| scope.covers(namespace))
+            .map(|(_, caches)| caches)
+    }
+
+    /// Whether this operator watches a namespace.
+    #[must_use]
+    pub fn watches(&self, namespace: &str) -> bool {
+        self.caches(namespace).is_some()
+    }
+
+    /// ServiceAccounts of the servers of all live instances, as (namespace, name).
+    #[must_use]
+    pub fn servers(&self) -> BTreeSet<(String, String)> {
+        self.scopes
+            .iter()
+            .flat_map(|(_, caches)| caches.instances.state())
+            .filter(|instance| instance.metadata.deletion_timestamp.is_none())
+            .filter_map(|instance| Some((instance.namespace()?, names::server(&instance.name_any()))))
+            .collect()
+    }
+}

@@ -1,0 +1,182 @@
+//! Everything that a reconcile reads, read once: caches, and the Secrets' contents when their version changed.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use cli_mcp_api::labels::{self, Component};
+use cli_mcp_api::names;
+use cli_mcp_api::v1alpha1::CliMcpInstance;
+use k8s_openapi::api::core::v1::{Pod, Secret};
+use kube::api::DynamicObject;
+use kube::runtime::reflector::ObjectRef;
+use kube::{Api, ResourceExt};
+
+use crate::build::{ChildKind, ChildRef};
+use crate::caches::Caches;
+use crate::context::Context;
+use crate::error::{Error, Result};
+
+/// A Secret as it was read.
+#[derive(Clone, PartialEq, Eq)]
+pub struct SecretContent {
+    /// Its UID.
+    pub uid: String,
+    /// Its version.
+    pub resource_version: String,
+    /// Its data.
+    pub data: BTreeMap<String, Vec<u8>>,
+}
+
+impl std::fmt::Debug for SecretContent {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let keys: Vec<_> = self.data.keys().collect();
+        formatter
+            .debug_struct("SecretContent")
+            .field("uid", &self.uid)
+            .field("keys", &keys)
+            .finish_non_exhaustive()
+    }
+}
+
+/// What was read for one instance.
+#[derive(Clone, Debug, Default)]
+pub struct Observed {
+    /// The investigation kubeconfig, if the instance needs one and it exists.
+    pub kubeconfig: Option<SecretContent>,
+    /// The server's certificate.
+    pub tls: Option<SecretContent>,
+    /// The proxy's CA.
+    pub ca: Option<SecretContent>,
+    /// The HMAC key.
+    pub hmac: Option<SecretContent>,
+    /// `address:port` of the proxy's Service, once it has one.
+    pub proxy_address: Option<String>,
+    /// Whether a proxy pod is ready behind its Service.
+    pub proxy_ready: bool,
+    /// Children as they are.
+    pub children: BTreeMap<ChildRef, Arc<DynamicObject>>,
+    /// Pods of the server.
+    pub server_pods: Vec<Arc<Pod>>,
+    /// Pods of the proxy.
+    pub proxy_pods: Vec<Arc<Pod>>,
+    /// Sandboxes.
+    pub sandboxes: Vec<Arc<Pod>>,
+}
+
+/// Reads everything about an instance.
+///
+/// # Errors
+///
+/// When a Secret cannot be read.
+pub async fn dereference(context: &Context, caches: &Caches, instance: &CliMcpInstance) -> Result<Observed> {
+    let namespace = instance.namespace().ok_or(Error::Incomplete("a namespace"))?;
+    let name = instance.name_any();
+    let secret = async |secret_name: String| secret(context, caches, &namespace, &secret_name).await;
+    let kubeconfig = match instance.kubeconfig_secret() {
+        Some(secret_name) => secret(secret_name).await?,
+        None => None,
+    };
+    let children = children(caches, &namespace, &name);
+    let mut pods = caches.pods_of(&namespace, &name);
+    pods.sort_by_key(|pod| pod.name_any());
+    let of = |component: Component| {
+        let is_of = |pod: &&Arc<Pod>| {
+            pod.labels()
+                .get(labels::COMPONENT)
+                .is_some_and(|found| found == component.as_str())
+        };
+        pods.iter().filter(is_of).cloned().collect()
+    };
+    Ok(Observed {
+        kubeconfig,
+        tls: secret(names::tls(&name)).await?,
+        ca: secret(names::proxy_ca(&name)).await?,
+        hmac: secret(names::hmac(&name)).await?,
+        proxy_address: proxy_address(&children, &name),
+        proxy_ready: proxy_ready(caches, &namespace, &name),
+        server_pods: of(Component::Server),
+        proxy_pods: of(Component::Proxy),
+        sandboxes: of(Component::Sandbox),
+        children,
+    })
+}
+
+/// A Secret's content: from memory while its version is the watched one.
+async fn secret(context: &Context, caches: &Caches, namespace: &str, name: &str) -> Result<Option<SecretContent>> {
+    let Some(known) = caches.secrets.get(&ObjectRef::new(name).within(namespace)) else {
+        return Ok(None);
+    };
+    let key = (namespace.to_owned(), name.to_owned());
+    if let Some(content) = context.memory().secrets.get(&key)
+        && known.metadata.resource_version.as_deref() == Some(&content.resource_version)
+    {
+        return Ok(Some((**content).clone()));
+    }
+    let api: Api<Secret> = Api::namespaced(context.client.clone(), namespace);
+    let Some(secret) = api
+        .get_opt(name)
+        .await
+        .map_err(Error::api(format!("read Secret {namespace}/{name}")))?
+    else {
+        return Ok(None);
+    };
+    let content = SecretContent {
+        uid: secret.uid().unwrap_or_default(),
+        resource_version: secret.resource_version().unwrap_or_default(),
+        data: secret
+            .data
+            .unwrap_or_default()
+            .into_iter()
+            .map(|(key, value)| (key, value.0))
+            .collect(),
+    };
+    context.memory().secrets.insert(key, Arc::new(content.clone()));
+    Ok(Some(content))
+}
+
+fn children(caches: &Caches, namespace: &str, instance: &str) -> BTreeMap<ChildRef, Arc<DynamicObject>> {
+    let mut found = BTreeMap::new();
+    for (kind, store) in &caches.children {
+        let resource = kind.api_resource();
+        for name in [
+            names::server(instance),
+            names::proxy(instance),
+            names::sandbox(instance),
+            names::client(instance),
+        ] {
+            let key = ObjectRef::new_with(&name, resource.clone()).within(namespace);
+            if let Some(child) = store.get(&key) {
+                found.insert(ChildRef { kind: *kind, name }, child);
+            }
+        }
+    }
+    found
+}
+
+fn proxy_address(children: &BTreeMap<ChildRef, Arc<DynamicObject>>, instance: &str) -> Option<String> {
+    let service = children.get(&ChildRef {
+        kind: ChildKind::Service,
+        name: names::proxy(instance),
+    })?;
+    let address = service.data.pointer("/spec/clusterIP")?.as_str()?;
+    let port = names::PROXY_PORT;
+    match address.parse().ok()? {
+        std::net::IpAddr::V4(address) => Some(format!("{address}:{port}")),
+        std::net::IpAddr::V6(address) => Some(format!("[{address}]:{port}")),
+    }
+}
+
+/// The gate of contract, section 8: the proxy's EndpointSlice has a ready address.
+fn proxy_ready(caches: &Caches, namespace: &str, instance: &str) -> bool {
+    let service = names::proxy(instance);
+    caches.endpoint_slices.state().iter().any(|slice| {
+        slice.metadata.namespace.as_deref() == Some(namespace)
+            && slice.labels().get("kubernetes.io/service-name") == Some(&service)
+            && slice.endpoints.iter().any(|endpoint| {
+                endpoint
+                    .conditions
+                    .as_ref()
+                    .is_some_and(|conditions| conditions.ready == Some(true))
+            })
+    })
+}

@@ -1,0 +1,317 @@
+//! An API server in memory, for tests: objects by path, server-side apply as far as one field manager needs it, and a
+//! failure at a chosen write.
+
+use std::collections::BTreeMap;
+use std::convert::Infallible;
+use std::sync::{Arc, Mutex};
+
+use http::{Method, Request, Response, StatusCode};
+use http_body_util::BodyExt;
+use kube::Client;
+use kube::client::Body;
+use serde_json::{Value, json};
+
+use crate::build::ChildKind;
+use crate::caches::Caches;
+
+/// The server. Clones share their objects.
+#[derive(Clone, Default)]
+pub(crate) struct FakeServer(Arc<Mutex<State>>);
+
+#[derive(Default)]
+struct State {
+    /// By path: `/api/v1/namespaces/ns/pods/name`.
+    objects: BTreeMap<String, Value>,
+    version: u64,
+    /// What was last applied, by path: a field that is applied no more is taken away.
+    applied: BTreeMap<String, Value>,
+    /// Writes that were received, as `METHOD path`.
+    writes: Vec<String>,
+    /// The write with this number fails.
+    fail_at: Option<usize>,
+}
+
+type Answer = (StatusCode, Value);
+
+impl FakeServer {
+    /// A client of this server.
+    pub(crate) fn client(&self) -> Client {
+        let server = self.clone();
+        let service = tower::service_fn(move |request: Request<Body>| {
+            let server = server.clone();
+            async move {
+                let (parts, body) = request.into_parts();
+                let body = body.collect().await.map(|body| body.to_bytes()).unwrap_or_default();
+                let body: Value = serde_json::from_slice(&body).unwrap_or(Value::Null);
+                let (code, answer) = server.answer(&parts.method, parts.uri.path(), parts.uri.query(), body);
+                let response = Response::builder()
+                    .status(code)
+                    .body(Body::from(serde_json::to_vec(&answer).unwrap()));
+                Ok::<_, Infallible>(response.unwrap())
+            }
+        });
+        Client::new(service, "ns")
+    }
+
+    /// Puts an object there as it is.
+    pub(crate) fn put(&self, path: &str, object: Value) {
+        let mut state = self.0.lock().unwrap();
+        state.store(path, object);
+    }
+
+    pub(crate) fn get(&self, path: &str) -> Option<Value> {
+        self.0.lock().unwrap().objects.get(path).cloned()
+    }
+
+    pub(crate) fn remove(&self, path: &str) -> Option<Value> {
+        self.0.lock().unwrap().objects.remove(path)
+    }
+
+    /// Every object, without what differs from run to run.
+    pub(crate) fn objects(&self) -> BTreeMap<String, Value> {
+        let state = self.0.lock().unwrap();
+        let mut objects = state.objects.clone();
+        for object in objects.values_mut() {
+            let metadata = object["metadata"].as_object_mut().unwrap();
+            for field in ["uid", "resourceVersion", "managedFields"] {
+                metadata.remove(field);
+            }
+        }
+        objects
+    }
+
+    /// Writes since the last call.
+    pub(crate) fn take_writes(&self) -> Vec<String> {
+        std::mem::take(&mut self.0.lock().unwrap().writes)
+    }
+
+    /// Lets the write with this number, counted from now, fail.
+    pub(crate) fn fail_at(&self, number: Option<usize>) {
+        let mut state = self.0.lock().unwrap();
+        state.writes.clear();
+        state.fail_at = number;
+    }
+
+    /// Caches that show what is there now.
+    pub(crate) fn caches(&self) -> Caches {
+        let state = self.0.lock().unwrap();
+        let under = |prefix: &str| -> Vec<Value> {
+            state
+                .objects
+                .iter()
+                .filter(|(path, _)| path.starts_with(prefix))
+                .map(|(_, object)| object.clone())
+                .collect()
+        };
+        fn read<T: serde::de::DeserializeOwned>(values: Vec<Value>) -> Vec<T> {
+            values
+                .into_iter()
+                .map(|value| serde_json::from_value(value).unwrap())
+                .collect()
+        }
+        let managed = |value: &Value| value["metadata"]["labels"]["app.kubernetes.io/managed-by"] == "cli-mcp-operator";
+        let children = ChildKind::ALL
+            .into_iter()
+            .map(|kind| {
+                let resource = kind.api_resource();
+                let root = if resource.group.is_empty() {
+                    "/api/v1"
+                } else {
+                    &format!("/apis/{}", resource.api_version)
+                };
+                let found = under(&format!("{root}/namespaces/ns/{}/", resource.plural));
+                (kind, read(found.into_iter().filter(managed).collect()))
+            })
+            .collect();
+        Caches::holding(
+            read(under(
+                "/apis/cli-mcp.redhat.com/v1alpha1/namespaces/ns/climcpinstances/",
+            )),
+            children,
+            read(under("/api/v1/namespaces/ns/secrets/")),
+            read(under("/api/v1/namespaces/ns/pods/")),
+            read(under("/apis/discovery.k8s.io/v1/namespaces/ns/endpointslices/")),
+            read(under("/apis/rbac.authorization.k8s.io/v1/clusterrolebindings/")).pop(),
+        )
+    }
+
+    fn answer(&self, method: &Method, path: &str, query: Option<&str>, body: Value) -> Answer {
+        let mut state = self.0.lock().unwrap();
+        if *method == Method::GET {
+            return state.read(path, query);
+        }
+        state.writes.push(format!("{method} {path}"));
+        if state.fail_at == Some(state.writes.len()) {
+            return status(StatusCode::INTERNAL_SERVER_ERROR, "InternalError", "the test says so");
+        }
+        // Events are written and never read back.
+        if path.starts_with("/apis/events.k8s.io/") {
+            return (StatusCode::CREATED, body);
+        }
+        match *method {
+            Method::POST => state.create(path, body),
+            Method::PATCH => state.patch(path, body),
+            Method::PUT => state.replace(path, body),
+            _ => state.delete(path, &body),
+        }
+    }
+}
+
+impl State {
+    fn store(&mut self, path: &str, mut object: Value) -> Value {
+        let before = self.objects.get(path);
+        let metadata = &mut object["metadata"];
+        if metadata["uid"].is_null() {
+            metadata["uid"] = before.map_or_else(
+                || json!(format!("uid-{}", self.version)),
+                |before| before["metadata"]["uid"].clone(),
+            );
+        }
+        if path.contains("/services/") && object["spec"]["clusterIP"].is_null() {
+            object["spec"]["clusterIP"] = json!("10.96.0.7");
+        }
+        let unchanged = before.is_some_and(|before| {
+            object["metadata"]["resourceVersion"] = before["metadata"]["resourceVersion"].clone();
+            *before == object
+        });
+        if !unchanged {
+            self.version += 1;
+            object["metadata"]["resourceVersion"] = json!(self.version.to_string());
+        }
+        self.objects.insert(path.to_owned(), object.clone());
+        object
+    }
+
+    fn read(&self, path: &str, query: Option<&str>) -> Answer {
+        if let Some(object) = self.objects.get(path) {
+            return (StatusCode::OK, object.clone());
+        }
+        let plural = path.rsplit('/').next().unwrap_or_default();
+        if ["pods", "events"].contains(&plural) {
+            let component = query.and_then(|query| {
+                query
+                    .rsplit_once("component%3D")
+                    .map(|(_, component)| component.to_owned())
+            });
+            let items: Vec<&Value> = self
+                .objects
+                .iter()
+                .filter(|(known, _)| known.starts_with(&format!("{path}/")))
+                .map(|(_, object)| object)
+                .filter(|object| {
+                    component.as_ref().is_none_or(|wanted| {
+                        object["metadata"]["labels"]["cli-mcp.redhat.com/component"] == json!(wanted)
+                    })
+                })
+                .collect();
+            return (
+                StatusCode::OK,
+                json!({"kind": "List", "apiVersion": "v1", "metadata": {}, "items": items}),
+            );
+        }
+        status(StatusCode::NOT_FOUND, "NotFound", path)
+    }
+
+    fn create(&mut self, path: &str, object: Value) -> Answer {
+        let path = format!("{path}/{}", object["metadata"]["name"].as_str().unwrap());
+        if self.objects.contains_key(&path) {
+            return status(StatusCode::CONFLICT, "AlreadyExists", &path);
+        }
+        (StatusCode::CREATED, self.store(&path, object))
+    }
+
+    fn patch(&mut self, path: &str, patch: Value) -> Answer {
+        let whole = !path.ends_with("/status");
+        let path = path.trim_end_matches("/status");
+        let mut live = self.objects.get(path).cloned();
+        if let Some(live) = &live {
+            for field in ["uid", "resourceVersion"] {
+                let wanted = &patch["metadata"][field];
+                if !wanted.is_null() && *wanted != live["metadata"][field] {
+                    return status(StatusCode::CONFLICT, "Conflict", path);
+                }
+            }
+        } else if !patch["metadata"]["uid"].is_null() {
+            return status(StatusCode::CONFLICT, "Conflict", path);
+        }
+        if whole && let Some(before) = self.applied.insert(path.to_owned(), patch.clone()) {
+            live.iter_mut().for_each(|live| take_away(live, &before, &patch));
+        }
+        let mut merged = live.unwrap_or_else(|| json!({}));
+        merge(&mut merged, patch);
+        let metadata = &merged["metadata"];
+        if !metadata["deletionTimestamp"].is_null() && metadata["finalizers"].as_array().is_none_or(Vec::is_empty) {
+            self.objects.remove(path);
+            return (StatusCode::OK, merged);
+        }
+        let ours = json!({"manager": "cli-mcp-operator", "operation": "Apply"});
+        match merged["metadata"]["managedFields"].as_array_mut() {
+            Some(entries) if entries.contains(&ours) => {}
+            Some(entries) => entries.push(ours),
+            None => merged["metadata"]["managedFields"] = json!([ours]),
+        }
+        (StatusCode::OK, self.store(path, merged))
+    }
+
+    fn replace(&mut self, path: &str, object: Value) -> Answer {
+        match self.objects.get(path) {
+            Some(live) if live["metadata"]["resourceVersion"] == object["metadata"]["resourceVersion"] => {
+                let mut object = object;
+                object["metadata"]["managedFields"] = json!([{"manager": "cli-mcp-operator", "operation": "Update"}]);
+                (StatusCode::OK, self.store(path, object))
+            }
+            Some(_) => status(StatusCode::CONFLICT, "Conflict", path),
+            None => status(StatusCode::NOT_FOUND, "NotFound", path),
+        }
+    }
+
+    fn delete(&mut self, path: &str, options: &Value) -> Answer {
+        let Some(live) = self.objects.get(path) else {
+            return status(StatusCode::NOT_FOUND, "NotFound", path);
+        };
+        for field in ["uid", "resourceVersion"] {
+            let wanted = &options["preconditions"][field];
+            if !wanted.is_null() && *wanted != live["metadata"][field] {
+                return status(StatusCode::CONFLICT, "Conflict", path);
+            }
+        }
+        self.objects.remove(path);
+        (
+            StatusCode::OK,
+            json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"}),
+        )
+    }
+}
+
+/// Removes what was applied before and is applied no more.
+fn take_away(live: &mut Value, before: &Value, now: &Value) {
+    let (Value::Object(live), Value::Object(before)) = (live, before) else {
+        return;
+    };
+    for (key, before) in before {
+        match (live.get_mut(key), now.get(key)) {
+            (Some(live), Some(now)) => take_away(live, before, now),
+            (Some(_), None) => {
+                live.remove(key);
+            }
+            (None, _) => {}
+        }
+    }
+}
+
+fn merge(into: &mut Value, from: Value) {
+    match (into, from) {
+        (Value::Object(into), Value::Object(from)) => {
+            for (key, value) in from {
+                merge(into.entry(key).or_insert(Value::Null), value);
+            }
+        }
+        (into, from) => *into = from,
+    }
+}
+
+fn status(code: StatusCode, reason: &str, message: &str) -> Answer {
+    let body = json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure", "reason": reason,
+        "message": message, "code": code.as_u16()});
+    (code, body)
+}

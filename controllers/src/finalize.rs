@@ -1,0 +1,226 @@
+//! Takes an instance down in order: no server that could create sandboxes, then no sandboxes, then the rest by owner
+//! references. The policies stay until the last sandbox is gone.
+
+use std::time::Duration;
+
+use cli_mcp_api::labels::{self, Component};
+use cli_mcp_api::names;
+use cli_mcp_api::v1alpha1::CliMcpInstance;
+use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::{DeleteParams, ListParams, Patch, PatchParams, Preconditions};
+use kube::{Api, ResourceExt};
+use serde_json::json;
+
+use crate::apply;
+use crate::caches::Caches;
+use crate::context::Context;
+use crate::error::{Error, Result};
+
+/// How soon to look again; changes of the pods ask for it sooner.
+const AGAIN: Duration = Duration::from_secs(5);
+
+/// Whether the instance waits for the operator before it goes.
+#[must_use]
+pub fn is_held(instance: &CliMcpInstance) -> bool {
+    instance
+        .finalizers()
+        .iter()
+        .any(|finalizer| finalizer == names::FINALIZER)
+}
+
+/// Makes the instance wait for the operator before it goes.
+///
+/// # Errors
+///
+/// When the API server refuses; a conflict means that the instance changed, and is tried again.
+pub async fn hold(context: &Context, instance: &CliMcpInstance) -> Result<()> {
+    let mut finalizers = instance.finalizers().to_vec();
+    finalizers.push(names::FINALIZER.to_owned());
+    set_finalizers(context, instance, finalizers).await
+}
+
+/// Lets the instance go. One that is gone already is no error.
+///
+/// # Errors
+///
+/// As [`hold`].
+pub async fn let_go(context: &Context, instance: &CliMcpInstance) -> Result<()> {
+    let mut finalizers = instance.finalizers().to_vec();
+    finalizers.retain(|finalizer| finalizer != names::FINALIZER);
+    set_finalizers(context, instance, finalizers).await
+}
+
+/// Guarded by the version that was read, so that no finalizer of others is lost.
+async fn set_finalizers(context: &Context, instance: &CliMcpInstance, finalizers: Vec<String>) -> Result<()> {
+    let namespace = instance.namespace().ok_or(Error::Incomplete("a namespace"))?;
+    let name = instance.name_any();
+    let api: Api<CliMcpInstance> = Api::namespaced(context.client.clone(), &namespace);
+    let metadata = json!({"resourceVersion": instance.resource_version(), "finalizers": finalizers});
+    let parameters = PatchParams {
+        field_manager: Some(names::FIELD_MANAGER.to_owned()),
+        ..PatchParams::default()
+    };
+    match api
+        .patch(&name, &parameters, &Patch::Merge(json!({"metadata": metadata})))
+        .await
+    {
+        Ok(_) => Ok(()),
+        Err(kube::Error::Api(status)) if status.is_not_found() => Ok(()),
+        Err(error) => Err(Error::api(format!("set the finalizer of {namespace}/{name}"))(error)),
+    }
+}
+
+/// What is left of an instance that is being deleted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Remains {
+    /// Pods that the server's Deployment should have; 0 when it is gone or not ours.
+    pub server_replicas: i32,
+    /// Pods of the server.
+    pub server_pods: usize,
+    /// Sandboxes.
+    pub sandboxes: usize,
+}
+
+/// The next step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// Scale the server to nothing.
+    ScaleDown,
+    /// Wait until its pods are gone.
+    AwaitServer,
+    /// Delete the sandboxes and wait until they are gone.
+    DeleteSandboxes,
+    /// Nothing is left: the finalizer goes.
+    Finish,
+}
+
+/// Decides the next step.
+#[must_use]
+pub fn next(remains: Remains) -> Step {
+    match remains {
+        Remains {
+            server_replicas: 1.., ..
+        } => Step::ScaleDown,
+        Remains { server_pods: 1.., .. } => Step::AwaitServer,
+        Remains { sandboxes: 1.., .. } => Step::DeleteSandboxes,
+        _ => Step::Finish,
+    }
+}
+
+/// Takes the next step. `None`: nothing is left, and the finalizer may go.
+///
+/// # Errors
+///
+/// When the API server refuses.
+pub async fn cleanup(context: &Context, caches: &Caches, instance: &CliMcpInstance) -> Result<Option<Duration>> {
+    let namespace = instance.namespace().ok_or(Error::Incomplete("a namespace"))?;
+    let name = instance.name_any();
+    let server = names::server(&name);
+    let deployments: Api<Deployment> = Api::namespaced(context.client.clone(), &namespace);
+    let pods: Api<Pod> = Api::namespaced(context.client.clone(), &namespace);
+    // Not from the caches: what they do not show yet must not outlive the instance.
+    let deployment = deployments
+        .get_opt(&server)
+        .await
+        .map_err(Error::api(format!("read Deployment {namespace}/{server}")))?
+        .filter(|deployment| {
+            deployment
+                .owner_references()
+                .iter()
+                .any(|owner| Some(&owner.uid) == instance.uid().as_ref())
+        });
+    let list = async |component: Component| {
+        let parameters = ListParams::default().labels(&labels::selector_string(&name, component));
+        pods.list(&parameters)
+            .await
+            .map_err(Error::api(format!("list pods of {namespace}/{name}")))
+    };
+    let (server_pods, sandboxes) = (
+        list(Component::Server).await?.items,
+        list(Component::Sandbox).await?.items,
+    );
+    let remains = Remains {
+        server_replicas: deployment
+            .and_then(|deployment| deployment.spec?.replicas)
+            .unwrap_or_default(),
+        server_pods: server_pods.len(),
+        sandboxes: sandboxes.len(),
+    };
+    let step = next(remains);
+    tracing::info!(namespace, instance = name, ?step, ?remains, "Taking the instance down");
+    match step {
+        Step::ScaleDown => {
+            let parameters = PatchParams {
+                field_manager: Some(names::FIELD_MANAGER.to_owned()),
+                ..PatchParams::default()
+            };
+            let patch = Patch::Merge(json!({"spec": {"replicas": 0}}));
+            ignore_gone(deployments.patch(&server, &parameters, &patch).await)
+                .map_err(Error::api(format!("scale Deployment {namespace}/{server} to 0")))?;
+        }
+        Step::AwaitServer => {}
+        Step::DeleteSandboxes => {
+            for sandbox in sandboxes.iter().filter(|pod| pod.metadata.deletion_timestamp.is_none()) {
+                let parameters = DeleteParams::default().preconditions(Preconditions {
+                    uid: sandbox.uid(),
+                    resource_version: None,
+                });
+                ignore_gone(pods.delete(&sandbox.name_any(), &parameters).await)
+                    .map_err(Error::api(format!("delete pod {namespace}/{}", sandbox.name_any())))?;
+            }
+        }
+        Step::Finish => {
+            let live = caches.auth_delegator.state().first().cloned();
+            if let Err(failure) = apply::write_auth_delegator(context, live.as_deref()).await {
+                // It is somebody else's, or will be written by the next reconcile: no reason to hold the instance.
+                tracing::warn!(
+                    failure = failure.message,
+                    "Could not take the server out of the shared binding"
+                );
+            }
+            forget(context, instance, &namespace);
+            return Ok(None);
+        }
+    }
+    Ok(Some(AGAIN))
+}
+
+fn forget(context: &Context, instance: &CliMcpInstance, namespace: &str) {
+    let mut memory = context.memory();
+    let uid = instance.uid().unwrap_or_default();
+    memory.pools.remove(&uid);
+    memory.failures.remove(&uid);
+    let name = instance.name_any();
+    let mut secrets = vec![names::proxy_ca(&name), names::hmac(&name), names::tls(&name)];
+    secrets.extend(instance.kubeconfig_secret());
+    for secret in secrets {
+        memory.secrets.remove(&(namespace.to_owned(), secret));
+    }
+}
+
+fn ignore_gone<T>(result: kube::Result<T>) -> kube::Result<()> {
+    match result {
+        Ok(_) => Ok(()),
+        Err(kube::Error::Api(status)) if status.is_not_found() || status.is_conflict() => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sandboxes_go_only_when_nothing_can_make_another() {
+        let remains = |server_replicas, server_pods, sandboxes| Remains {
+            server_replicas,
+            server_pods,
+            sandboxes,
+        };
+        assert_eq!(next(remains(2, 2, 5)), Step::ScaleDown);
+        assert_eq!(next(remains(0, 1, 5)), Step::AwaitServer);
+        assert_eq!(next(remains(0, 0, 5)), Step::DeleteSandboxes);
+        assert_eq!(next(remains(0, 0, 0)), Step::Finish);
+    }
+}

@@ -1,0 +1,156 @@
+//! The warm pool: which sandboxes to create and which to delete. A pure function of what is there (contract,
+//! section 9).
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+
+use crate::sandboxes::Sandbox;
+
+/// The first pause after a failure; each further failure doubles it.
+const FIRST_PAUSE: Duration = Duration::from_secs(10);
+
+/// The longest pause.
+const LONGEST_PAUSE: Duration = Duration::from_secs(300);
+
+/// How long a sandbox may fail to start before another is tried in its place.
+const STUCK_AFTER: Duration = Duration::from_secs(120);
+
+/// What an instance's pool should be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Wanted<'a> {
+    /// Number of unassigned sandboxes.
+    pub size: usize,
+    /// Hash of the template that they are built from.
+    pub spec_hash: &'a str,
+    /// Hash of the files that they mount.
+    pub mounts_hash: &'a str,
+    /// Sandboxes that were created and that the cache does not show yet.
+    pub expected: usize,
+    /// Whether sandboxes may be created at all (contract, section 8).
+    pub gate_open: bool,
+}
+
+/// Why a sandbox of the pool is deleted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cause {
+    /// It was built from another template, or mounts what has changed.
+    Outdated,
+    /// It has ended.
+    Ended,
+    /// It does not start.
+    Stuck,
+    /// The pool is larger than asked for.
+    Surplus,
+}
+
+/// What to do.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Plan {
+    /// Number of sandboxes to create.
+    pub create: usize,
+    /// Sandboxes to delete, if a fresh read still shows them unassigned.
+    pub delete: Vec<(Sandbox, Cause)>,
+    /// When to look again without any change.
+    pub again: Option<Duration>,
+    /// Unassigned sandboxes that are ready and current.
+    pub ready: usize,
+    /// Why a sandbox of the pool does not start.
+    pub trouble: Option<String>,
+    /// A sandbox failed: the pool must pause.
+    pub failed: bool,
+}
+
+/// Consecutive failures of a pool.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Backoff {
+    failures: u32,
+    until: Option<Timestamp>,
+    /// What the last failure was.
+    pub reason: Option<String>,
+}
+
+impl Backoff {
+    /// Counts a failure.
+    pub fn fail(&mut self, now: Timestamp, reason: String) {
+        let pause = FIRST_PAUSE
+            .saturating_mul(1 << self.failures.min(10))
+            .min(LONGEST_PAUSE);
+        self.failures = self.failures.saturating_add(1);
+        self.until = now.checked_add(pause).ok();
+        self.reason = Some(reason);
+    }
+
+    /// Time that is left of the pause.
+    #[must_use]
+    pub fn pause(&self, now: Timestamp) -> Option<Duration> {
+        self.until
+            .and_then(|until| Duration::try_from(until.duration_since(now)).ok())
+            .filter(|left| !left.is_zero())
+    }
+}
+
+/// Plans the pool.
+#[must_use]
+pub fn plan(wanted: &Wanted<'_>, sandboxes: &[Sandbox], backoff: &Backoff, now: Timestamp) -> Plan {
+    let unassigned: Vec<&Sandbox> = sandboxes.iter().filter(|sandbox| sandbox.session.is_none()).collect();
+    let mut plan = Plan::default();
+    let mut current: Vec<&Sandbox> = Vec::new();
+    let mut next_look: Option<Duration> = None;
+    for sandbox in unassigned.iter().copied().filter(|sandbox| !sandbox.terminating) {
+        let age = Duration::try_from(now.duration_since(sandbox.created)).unwrap_or_default();
+        // Waiting for room is nothing that another pod would not do.
+        let startable = sandbox
+            .trouble
+            .as_ref()
+            .is_some_and(|trouble| !trouble.starts_with("Unschedulable"));
+        if sandbox.spec_hash != wanted.spec_hash || sandbox.mounts_hash != wanted.mounts_hash {
+            plan.delete.push((sandbox.clone(), Cause::Outdated));
+        } else if sandbox.ended {
+            plan.failed = true;
+            plan.trouble = plan.trouble.or_else(|| described(sandbox));
+            plan.delete.push((sandbox.clone(), Cause::Ended));
+        } else if startable && !sandbox.ready && age >= STUCK_AFTER && backoff.pause(now).is_none() {
+            plan.failed = true;
+            plan.trouble = plan.trouble.or_else(|| described(sandbox));
+            plan.delete.push((sandbox.clone(), Cause::Stuck));
+        } else {
+            if sandbox.trouble.is_some() {
+                plan.trouble = plan.trouble.or_else(|| described(sandbox));
+                next_look = sooner(next_look, STUCK_AFTER.saturating_sub(age).max(Duration::from_secs(1)));
+            }
+            plan.ready += usize::from(sandbox.ready);
+            current.push(sandbox);
+        }
+    }
+    current.sort_by(|one, other| (one.created, &one.name).cmp(&(other.created, &other.name)));
+    let surplus = current.len().saturating_sub(wanted.size);
+    plan.delete.extend(
+        current
+            .iter()
+            .take(surplus)
+            .map(|sandbox| ((*sandbox).clone(), Cause::Surplus)),
+    );
+    // What is being deleted holds its slot until it is gone.
+    let missing = wanted.size.saturating_sub(unassigned.len() + wanted.expected);
+    if missing > 0 && wanted.gate_open {
+        match backoff.pause(now) {
+            Some(left) => next_look = sooner(next_look, left),
+            None if plan.failed => {}
+            None => plan.create = missing,
+        }
+    }
+    plan.again = next_look;
+    plan
+}
+
+fn described(sandbox: &Sandbox) -> Option<String> {
+    Some(format!("pod {}: {}", sandbox.name, sandbox.trouble.as_deref()?))
+}
+
+fn sooner(one: Option<Duration>, other: Duration) -> Option<Duration> {
+    Some(one.map_or(other, |one| one.min(other)))
+}
+
+#[cfg(test)]
+mod tests;

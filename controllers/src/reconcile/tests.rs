@@ -1,0 +1,452 @@
+//! Whole reconciles against an API server in memory: they converge from anywhere, write nothing when nothing differs,
+//! and leave alone what is not theirs.
+
+use proptest::prelude::*;
+use serde_json::{Value, json};
+
+use super::*;
+use crate::controller::Scope;
+use crate::fake::FakeServer;
+use crate::metrics::Metrics;
+use crate::validate::fixtures;
+
+const INSTANCE: &str = "/apis/cli-mcp.redhat.com/v1alpha1/namespaces/ns/climcpinstances/demo";
+const NAMESPACE: &str = "/api/v1/namespaces/ns";
+
+/// A cluster with an instance and the admin's Secrets.
+fn cluster(spec: Value) -> FakeServer {
+    let server = FakeServer::default();
+    let mut instance = serde_json::to_value(fixtures::instance()).unwrap();
+    for (field, value) in spec.as_object().unwrap() {
+        instance["spec"][field] = value.clone();
+    }
+    server.put(INSTANCE, instance);
+    let observed = fixtures::observed();
+    for (name, content) in [
+        ("cli-mcp-demo-kubeconfig", observed.kubeconfig),
+        ("cli-mcp-demo-tls", observed.tls),
+    ] {
+        let data = content
+            .unwrap()
+            .data
+            .into_iter()
+            .map(|(key, value)| (key, k8s_openapi::ByteString(value)));
+        let data: std::collections::BTreeMap<_, _> = data.collect();
+        server.put(
+            &format!("{NAMESPACE}/secrets/{name}"),
+            json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name, "namespace": "ns"}, "data": data}),
+        );
+    }
+    server
+}
+
+/// The proxy's Service has a ready address.
+fn proxy_answers(server: &FakeServer) {
+    server.put(
+        "/apis/discovery.k8s.io/v1/namespaces/ns/endpointslices/proxy-1",
+        json!({"metadata": {"name": "proxy-1", "namespace": "ns",
+            "labels": {"kubernetes.io/service-name": "cli-mcp-demo-proxy"}},
+            "addressType": "IPv4", "endpoints": [{"addresses": ["10.0.0.9"], "conditions": {"ready": true}}]}),
+    );
+}
+
+/// One reconcile, as it is when the caches have caught up. A context of its own each time: nothing is remembered.
+async fn once(server: &FakeServer) -> Result<Action> {
+    let caches = Arc::new(server.caches());
+    let scope = Scope::Namespace("ns".into());
+    let metrics = Metrics::register(&mut prometheus_client::registry::Registry::default());
+    let context = Context::new(
+        server.client(),
+        fixtures::settings(),
+        vec![(scope, caches.clone())],
+        metrics,
+        None,
+    );
+    let instance = serde_json::from_value(server.get(INSTANCE).unwrap()).unwrap();
+    reconcile(Arc::new(instance), Arc::new(context)).await
+}
+
+/// Reconciles until one writes nothing.
+async fn settle(server: &FakeServer) {
+    for _ in 0..12 {
+        server.take_writes();
+        let done = once(server).await.is_ok();
+        if done && server.take_writes().is_empty() {
+            return;
+        }
+    }
+    panic!("it does not settle: {:?}", server.take_writes());
+}
+
+fn condition(server: &FakeServer, type_: &str) -> (String, String) {
+    let conditions = server.get(INSTANCE).unwrap()["status"]["conditions"].clone();
+    let found = conditions
+        .as_array()
+        .unwrap()
+        .iter()
+        .find(|condition| condition["type"] == type_)
+        .unwrap();
+    (
+        found["reason"].as_str().unwrap().to_owned(),
+        found["message"].as_str().unwrap().to_owned(),
+    )
+}
+
+#[test]
+fn pauses_double_up_to_a_bound() {
+    let pauses: Vec<u64> = (1..=8).map(|failures| pause_after(failures).as_secs()).collect();
+    assert_eq!(pauses, [2, 4, 8, 16, 32, 64, 120, 120]);
+    assert_eq!(pause_after(u32::MAX).as_secs(), 120);
+}
+
+#[tokio::test]
+async fn it_settles_with_every_child_and_then_writes_nothing() {
+    let server = cluster(json!({}));
+    settle(&server).await;
+    for path in [
+        "/apis/apps/v1/namespaces/ns/deployments/cli-mcp-demo",
+        "/apis/apps/v1/namespaces/ns/deployments/cli-mcp-demo-proxy",
+        "/api/v1/namespaces/ns/configmaps/cli-mcp-demo-proxy",
+        "/api/v1/namespaces/ns/secrets/cli-mcp-demo-hmac",
+        "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings/cli-mcp-auth-delegator",
+    ] {
+        assert!(server.get(path).is_some(), "{path}");
+    }
+    once(&server).await.unwrap();
+    assert_eq!(server.take_writes(), [] as [&str; 0]);
+}
+
+#[tokio::test]
+async fn it_converges_when_any_one_write_fails() {
+    let reference = cluster(json!({"sandbox": {"warmPoolSize": 0}}));
+    settle(&reference).await;
+    let without_generated = |server: &FakeServer| {
+        let mut objects = server.objects();
+        // These hold what was generated, and what was computed from it.
+        for path in [
+            "secrets/cli-mcp-demo-proxy-ca",
+            "secrets/cli-mcp-demo-hmac",
+            "configmaps/cli-mcp-demo-proxy",
+        ] {
+            assert!(objects.remove(&format!("{NAMESPACE}/{path}")).is_some());
+        }
+        let server = objects
+            .get_mut("/apis/apps/v1/namespaces/ns/deployments/cli-mcp-demo")
+            .unwrap();
+        server["spec"]["template"]["metadata"]["annotations"] = Value::Null;
+        server["metadata"]["annotations"] = Value::Null;
+        let status = &mut objects.get_mut(INSTANCE).unwrap()["status"]["conditions"];
+        status
+            .as_array_mut()
+            .unwrap()
+            .iter_mut()
+            .for_each(|condition| condition["lastTransitionTime"] = Value::Null);
+        objects
+    };
+    let expected = without_generated(&reference);
+    for step in 1..40 {
+        let server = cluster(json!({"sandbox": {"warmPoolSize": 0}}));
+        server.fail_at(Some(step));
+        // The write fails in one of these; a failed reconcile is repeated.
+        for _ in 0..3 {
+            let _ = once(&server).await;
+        }
+        server.fail_at(None);
+        settle(&server).await;
+        assert_eq!(without_generated(&server), expected, "after a failure of write {step}");
+    }
+}
+
+#[tokio::test]
+async fn a_field_that_is_no_longer_asked_for_goes() {
+    let server = cluster(json!({"serverContainer": {"resources": {"limits": {"cpu": "1", "memory": "1Gi"}}}}));
+    settle(&server).await;
+    let mut instance = server.get(INSTANCE).unwrap();
+    instance["spec"]["serverContainer"] = json!({"resources": {"limits": {"cpu": "1"}}});
+    server.put(INSTANCE, instance);
+    server.take_writes();
+    once(&server).await.unwrap();
+    assert_eq!(
+        server.take_writes()[..1],
+        ["PATCH /apis/apps/v1/namespaces/ns/deployments/cli-mcp-demo"]
+    );
+}
+
+#[tokio::test]
+async fn a_foreign_object_is_reported_and_left_alone() {
+    for (path, kind) in [
+        (
+            "/apis/rbac.authorization.k8s.io/v1/namespaces/ns/roles/cli-mcp-demo",
+            "Role cli-mcp-demo ",
+        ),
+        (
+            "/api/v1/namespaces/ns/services/cli-mcp-demo-proxy",
+            "Service cli-mcp-demo-proxy ",
+        ),
+        (
+            "/apis/apps/v1/namespaces/ns/deployments/cli-mcp-demo",
+            "Deployment cli-mcp-demo ",
+        ),
+        (
+            "/apis/networking.k8s.io/v1/namespaces/ns/networkpolicies/cli-mcp-demo-sandbox",
+            "NetworkPolicy",
+        ),
+    ] {
+        let server = cluster(json!({}));
+        let name = path.rsplit('/').next().unwrap();
+        server.put(
+            path,
+            json!({"metadata": {"name": name, "namespace": "ns"}, "spec": {"theirs": true}}),
+        );
+        let before = server.get(path);
+        settle(&server).await;
+        assert_eq!(server.get(path), before, "{path}");
+        let (reason, message) = condition(&server, "Ready");
+        assert_eq!(reason, "ChildrenNotReady");
+        assert!(
+            message.contains(kind) && message.contains("does not belong"),
+            "{message}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn a_foreign_binding_is_never_overwritten() {
+    let path = "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings/cli-mcp-auth-delegator";
+    let server = cluster(json!({}));
+    server.put(
+        path,
+        json!({"metadata": {"name": "cli-mcp-auth-delegator"},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "cluster-admin"}}),
+    );
+    let before = server.get(path);
+    settle(&server).await;
+    assert_eq!(server.get(path), before);
+    assert!(condition(&server, "Ready").1.contains("cli-mcp-auth-delegator"));
+}
+
+#[tokio::test]
+async fn secrets_are_generated_once_and_an_admins_is_never_touched() {
+    let server = cluster(json!({}));
+    settle(&server).await;
+    let secrets = |server: &FakeServer| -> Vec<Value> {
+        server
+            .objects()
+            .into_iter()
+            .filter(|(path, _)| path.contains("/secrets/"))
+            .map(|(_, secret)| secret)
+            .collect()
+    };
+    let before = secrets(&server);
+    // Whatever else changes.
+    server
+        .remove("/api/v1/namespaces/ns/configmaps/cli-mcp-demo-proxy")
+        .unwrap();
+    settle(&server).await;
+    assert_eq!(secrets(&server), before);
+    // An empty key is the admin's to mend: overwriting it would end every session.
+    let path = "/api/v1/namespaces/ns/secrets/cli-mcp-demo-hmac";
+    let mut broken = server.get(path).unwrap();
+    broken["data"]["key"] = json!("");
+    server.put(path, broken);
+    settle(&server).await;
+    assert_eq!(server.get(path).unwrap()["data"]["key"], "");
+    assert_eq!(condition(&server, "Ready").0, "SecretKeysInvalid");
+}
+
+#[tokio::test]
+async fn the_pool_is_filled_once_the_gate_is_open_and_a_claim_is_refilled() {
+    let pods = |server: &FakeServer| -> Vec<String> {
+        server
+            .objects()
+            .into_keys()
+            .filter(|path| path.starts_with("/api/v1/namespaces/ns/pods/"))
+            .collect()
+    };
+    let server = cluster(json!({"sandbox": {"warmPoolSize": 2}}));
+    settle(&server).await;
+    assert_eq!(pods(&server).len(), 0, "the proxy does not answer yet");
+    proxy_answers(&server);
+    settle(&server).await;
+    let first = pods(&server);
+    assert_eq!(first.len(), 2);
+    let mut claimed = server.get(&first[0]).unwrap();
+    claimed["metadata"]["labels"][labels::SESSION_ID] = json!("s1");
+    claimed["metadata"]["annotations"][labels::LAST_ACTIVITY] = json!(Timestamp::now().to_string());
+    server.put(&first[0], claimed);
+    settle(&server).await;
+    assert_eq!(pods(&server).len(), 3);
+    assert_eq!(server.get(INSTANCE).unwrap()["status"]["sessions"], 1);
+}
+
+#[tokio::test]
+async fn a_kubeconfig_that_breaks_leaves_the_pool_alone() {
+    let server = cluster(json!({"sandbox": {"warmPoolSize": 2}}));
+    proxy_answers(&server);
+    settle(&server).await;
+    let before = server.objects();
+    let secret = format!("{NAMESPACE}/secrets/cli-mcp-demo-kubeconfig");
+    let mut broken = server.get(&secret).unwrap();
+    broken["data"]["kubeconfig"] = serde_json::to_value(k8s_openapi::ByteString(b"no kubeconfig".to_vec())).unwrap();
+    server.put(&secret, broken);
+    settle(&server).await;
+    assert_eq!(condition(&server, "Ready").0, "KubeconfigInvalid");
+    let after = server.objects();
+    for path in before
+        .keys()
+        .filter(|path| path.contains("/pods/") || path.contains("/configmaps/"))
+    {
+        assert_eq!(before[path], after[path], "{path}");
+    }
+}
+
+#[tokio::test]
+async fn a_claim_that_the_cache_does_not_show_saves_the_sandbox() {
+    let server = cluster(json!({"sandbox": {"warmPoolSize": 1}}));
+    proxy_answers(&server);
+    settle(&server).await;
+    let path = server
+        .objects()
+        .into_keys()
+        .find(|path| path.starts_with("/api/v1/namespaces/ns/pods/"))
+        .unwrap();
+    let pod: Pod = serde_json::from_value(server.get(&path).unwrap()).unwrap();
+    let seen = Sandbox::of(&pod);
+    let mut claimed = server.get(&path).unwrap();
+    claimed["metadata"]["labels"][labels::SESSION_ID] = json!("s1");
+    server.put(&path, claimed);
+    let deleted = sandboxes::delete_if(&server.client(), "ns", &seen, |fresh| fresh.session.is_none())
+        .await
+        .unwrap();
+    assert!(!deleted && server.get(&path).is_some());
+}
+
+#[tokio::test]
+async fn an_instance_goes_after_its_server_and_its_sandboxes() {
+    let server = cluster(json!({"sandbox": {"warmPoolSize": 2}}));
+    proxy_answers(&server);
+    settle(&server).await;
+    let pod = format!("{NAMESPACE}/pods/cli-mcp-demo-server");
+    let of_server = cli_mcp_api::labels::selector("demo", cli_mcp_api::labels::Component::Server);
+    server.put(
+        &pod,
+        json!({"metadata": {"name": "cli-mcp-demo-server", "namespace": "ns", "labels": of_server}}),
+    );
+    let mut instance = server.get(INSTANCE).unwrap();
+    instance["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
+    server.put(INSTANCE, instance);
+    let sandboxes = |server: &FakeServer| {
+        server
+            .objects()
+            .into_keys()
+            .filter(|path| path.starts_with(&format!("{NAMESPACE}/pods/")) && *path != pod)
+            .count()
+    };
+    let deployment = "/apis/apps/v1/namespaces/ns/deployments/cli-mcp-demo";
+    once(&server).await.unwrap();
+    assert_eq!(server.get(deployment).unwrap()["spec"]["replicas"], 0);
+    once(&server).await.unwrap();
+    assert_eq!(sandboxes(&server), 2, "its server might still create one");
+    server.remove(&pod).unwrap();
+    once(&server).await.unwrap();
+    assert_eq!(sandboxes(&server), 0);
+    assert!(server.get(INSTANCE).is_some(), "the sandboxes were only just deleted");
+    once(&server).await.unwrap();
+    assert!(server.get(INSTANCE).is_none());
+    let binding = "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings/cli-mcp-auth-delegator";
+    assert_eq!(server.get(binding).unwrap()["subjects"], json!([]));
+}
+
+/// What somebody may do to the children by hand.
+#[derive(Clone, Debug)]
+enum Meddling {
+    Remove(usize),
+    Edit(usize),
+    Unlabel(usize),
+    Resize(i32),
+}
+
+fn meddling() -> impl Strategy<Value = Meddling> {
+    prop_oneof![
+        (0_usize..20).prop_map(Meddling::Remove),
+        (0_usize..20).prop_map(Meddling::Edit),
+        (0_usize..20).prop_map(Meddling::Unlabel),
+        (1_i32..4).prop_map(Meddling::Resize),
+    ]
+}
+
+fn meddle(server: &FakeServer, meddling: &Meddling) {
+    let children: Vec<String> = server
+        .objects()
+        .into_keys()
+        .filter(|path| {
+            path.contains("/namespaces/ns/") && !path.contains("/secrets/") && !path.contains("climcpinstances")
+        })
+        .collect();
+    let pick = |index: &usize| (!children.is_empty()).then(|| children[index % children.len()].clone());
+    match meddling {
+        Meddling::Remove(index) => {
+            pick(index).and_then(|path| server.remove(&path));
+        }
+        Meddling::Edit(index) => {
+            if let Some(path) = pick(index) {
+                let mut child = server.get(&path).unwrap();
+                for (field, value) in [
+                    ("spec", json!({"replicas": 9, "podSelector": {}, "ports": []})),
+                    ("rules", json!([])),
+                    ("subjects", json!([])),
+                    ("data", json!({})),
+                    ("automountServiceAccountToken", json!(null)),
+                ] {
+                    if child.get(field).is_some() {
+                        child[field] = value;
+                    }
+                }
+                let managed = child["metadata"]["managedFields"].as_array_mut().unwrap();
+                managed.push(json!({"manager": "kubectl-edit", "operation": "Update", "fieldsV1": {"f:spec": {}}}));
+                server.put(&path, child);
+            }
+        }
+        Meddling::Unlabel(index) => {
+            if let Some(path) = pick(index) {
+                let mut child = server.get(&path).unwrap();
+                child["metadata"]["labels"] = json!({});
+                server.put(&path, child);
+            }
+        }
+        Meddling::Resize(replicas) => {
+            let mut instance = server.get(INSTANCE).unwrap();
+            instance["spec"]["replicas"] = json!(replicas);
+            server.put(INSTANCE, instance);
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
+
+    #[test]
+    fn whatever_was_done_by_hand_the_children_are_the_same_again(deeds in prop::collection::vec(meddling(), 1..8)) {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let server = cluster(json!({}));
+            settle(&server).await;
+            let before = server.objects();
+            for deed in &deeds {
+                meddle(&server, deed);
+                if matches!(deed, Meddling::Resize(_)) {
+                    let _ = once(&server).await;
+                }
+            }
+            let mut instance = server.get(INSTANCE).unwrap();
+            instance["spec"]["replicas"] = json!(1);
+            server.put(INSTANCE, instance);
+            settle(&server).await;
+            let after = server.objects();
+            for (path, child) in before.iter().filter(|(path, _)| *path != INSTANCE) {
+                prop_assert_eq!(Some(child), after.get(path), "{}", path);
+            }
+            Ok(())
+        })?;
+    }
+}

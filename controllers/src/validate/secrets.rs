@@ -1,0 +1,75 @@
+//! What can be wrong with a Secret, and what the admin is told to run.
+
+use std::collections::BTreeMap;
+
+use cli_mcp_api::conditions::reasons;
+use cli_mcp_api::names;
+
+use super::Problem;
+use crate::dereference::SecretContent;
+
+/// Contents of a generated Secret; `None` when it is not there yet or broken.
+pub(super) fn key<'a>(
+    secret: &'a Option<SecretContent>,
+    name: &str,
+    wanted: &[&str],
+    problems: &mut Vec<Problem>,
+) -> Option<&'a BTreeMap<String, Vec<u8>>> {
+    keys(secret.as_ref()?, name, wanted, problems)
+}
+
+pub(super) fn keys<'a>(
+    secret: &'a SecretContent,
+    name: &str,
+    wanted: &[&str],
+    problems: &mut Vec<Problem>,
+) -> Option<&'a BTreeMap<String, Vec<u8>>> {
+    let lacking: Vec<&str> = wanted
+        .iter()
+        .copied()
+        .filter(|key| secret.data.get(*key).is_none_or(Vec::is_empty))
+        .collect();
+    if lacking.is_empty() {
+        return Some(&secret.data);
+    }
+    problems.push(Problem {
+        reason: reasons::SECRET_KEYS_INVALID,
+        message: format!(
+            "Secret {name} has no value under {}: it needs {}",
+            lacking.join(" and "),
+            wanted.join(" and ")
+        ),
+    });
+    None
+}
+
+pub(super) fn missing_kubeconfig(namespace: &str, secret: &str) -> Problem {
+    Problem {
+        reason: reasons::SECRETS_NOT_FOUND,
+        message: format!(
+            "Secret {secret} with the investigation kubeconfig does not exist. Create it: kubectl -n {namespace} create \
+             secret generic {secret} --from-file={}=FILE",
+            names::KUBECONFIG_KEY
+        ),
+    }
+}
+
+pub(super) fn missing_tls(namespace: &str, instance: &str, openshift: bool) -> Problem {
+    let secret = names::tls(instance);
+    let message = if openshift {
+        format!(
+            "Secret {secret} is not there yet: OpenShift's service CA creates it for Service {}",
+            names::server(instance)
+        )
+    } else {
+        format!(
+            "Secret {secret} with the certificate of the MCP server (DNS name {}.{namespace}.svc) does not exist. Create \
+             it: kubectl -n {namespace} create secret tls {secret} --cert=FILE --key=FILE",
+            names::server(instance)
+        )
+    };
+    Problem {
+        reason: reasons::SECRETS_NOT_FOUND,
+        message,
+    }
+}

@@ -1,0 +1,288 @@
+//! `operator run`: puts client, fence, election, controllers and listeners together, and takes them down in order.
+
+use std::net::{Ipv6Addr, SocketAddr};
+use std::time::Duration;
+
+use cli_mcp_api::names;
+use cli_mcp_api::v1alpha1::CliMcpInstance;
+use cli_mcp_controllers::controller::Controller;
+use cli_mcp_controllers::error::text;
+use cli_mcp_controllers::metrics::Metrics;
+use cli_mcp_controllers::{Scope, Settings};
+use cli_mcp_serving::{probes as listener, shutdown};
+use k8s_openapi::api::core::v1::Service;
+use kube::api::ListParams;
+use kube::client::ClientBuilder;
+use kube::{Api, Client, Config};
+use prometheus_client::registry::Registry;
+use tokio::net::TcpListener;
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+
+use crate::fence::Fence;
+use crate::invocation::Invocation;
+use crate::lease::{Elector, Lost};
+use crate::metrics;
+use crate::namespaces::{self, NamespacesError};
+use crate::probes;
+
+/// How long the reconciles in progress may take after SIGTERM. The pod's termination grace is longer.
+const DRAIN: Duration = Duration::from_secs(20);
+
+/// Longer than any watch is silent, so that only a dead connection is cut.
+const READ_TIMEOUT: Duration = Duration::from_secs(330);
+
+/// How the API server's audit log names the operator.
+const USER_AGENT: &str = concat!("cli-mcp-operator/", env!("CARGO_PKG_VERSION"));
+
+/// Why the operator stopped.
+#[derive(Debug, thiserror::Error)]
+pub enum OperateError {
+    /// No way to the cluster is configured.
+    #[error("no cluster: {0}. In a pod its ServiceAccount is used, elsewhere the current context of the kubeconfig")]
+    Config(#[source] Box<kube::config::InferConfigError>),
+    /// The client cannot be made.
+    #[error("the client of the API server cannot be made: {0}")]
+    Client(#[source] Box<kube::Error>),
+    /// The API server refuses what the operator needs.
+    #[error("{0}")]
+    Cluster(String),
+    /// An address is taken, or is not ours.
+    #[error("--{flag}: cannot listen on {address}: {source}")]
+    Listen {
+        /// The flag.
+        flag: &'static str,
+        /// The address.
+        address: SocketAddr,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// Signals cannot be handled.
+    #[error("signals cannot be handled: {0}")]
+    Signals(#[source] std::io::Error),
+    /// Another replica leads.
+    #[error(transparent)]
+    Lost(#[from] Lost),
+    /// `WATCH_NAMESPACE` cannot be followed.
+    #[error(transparent)]
+    Namespaces(#[from] NamespacesError),
+}
+
+/// Runs until SIGTERM, SIGINT or the loss of the Lease.
+///
+/// # Errors
+///
+/// Why it could not start, or had to stop.
+pub async fn operate(invocation: Invocation) -> Result<(), OperateError> {
+    // Two providers in one process would make rustls ask which: it is told before anybody asks.
+    if rustls::crypto::ring::default_provider().install_default().is_err() {
+        tracing::debug!("A crypto provider is already installed");
+    }
+    let stop = shutdown::on_signal().map_err(OperateError::Signals)?;
+    let mut config = Config::infer()
+        .await
+        .map_err(|error| OperateError::Config(Box::new(error)))?;
+    config.read_timeout = Some(READ_TIMEOUT);
+    config
+        .headers
+        .push((http::header::USER_AGENT, http::HeaderValue::from_static(USER_AGENT)));
+    let own = invocation
+        .namespace
+        .clone()
+        .unwrap_or_else(|| config.default_namespace.clone());
+    let scopes = namespaces::scopes(&invocation.watch, &own)?;
+    let plain = Client::try_from(config.clone()).map_err(|error| OperateError::Client(Box::new(error)))?;
+    let fence = if invocation.leader_elect {
+        Fence::default()
+    } else {
+        Fence::open()
+    };
+    let fenced = ClientBuilder::try_from(config)
+        .map_err(|error| OperateError::Client(Box::new(error)))?
+        .with_layer(&fence)
+        .build();
+
+    find_definition(&plain, &scopes).await?;
+    let settings = Settings {
+        server_image: invocation.server_image.clone(),
+        proxy_image: invocation.proxy_image.clone(),
+        sandbox_image: invocation.sandbox_image.clone(),
+        api_server: api_server(&plain).await?,
+        openshift: is_openshift(&plain).await,
+    };
+    tracing::info!(
+        version = env!("CARGO_PKG_VERSION"),
+        namespace = own,
+        ?scopes,
+        ?settings,
+        "Starting operator"
+    );
+
+    let identity = invocation.pod_name.clone().unwrap_or_else(random_identity);
+    let mut registry = Registry::default();
+    let counters = Metrics::register(&mut registry);
+    let controller = Controller::start(fenced, settings, scopes, counters.clone(), Some(identity.clone()));
+
+    let mut listeners = JoinSet::new();
+    let listeners_stop = CancellationToken::new();
+    if let Some(address) = invocation.health {
+        let socket = bind("health-probe-bind-address", address).await?;
+        let router = probes::router(controller.readiness());
+        listeners.spawn(listener::serve(socket, router, listeners_stop.clone()));
+    }
+    if let Some(exposure) = invocation.metrics {
+        let socket = bind("metrics-bind-address", exposure.address()).await?;
+        let (client, stop) = (plain.clone(), listeners_stop.clone());
+        listeners.spawn(async move {
+            if let Err(error) = metrics::serve(socket, &exposure, registry, client, stop).await {
+                tracing::error!(%error, "Metrics are not served");
+            }
+            Ok(())
+        });
+    }
+
+    let result = if invocation.leader_elect {
+        let elector = Elector::new(plain, &own, names::LEADER_LEASE, identity, fence);
+        lead(elector, controller, counters, &stop).await
+    } else {
+        counters.leader.set(1);
+        work(controller, &stop).await;
+        Ok(())
+    };
+    listeners_stop.cancel();
+    listeners.shutdown().await;
+    tracing::info!("Stopped");
+    result
+}
+
+/// Leads, works while leading, and gives the Lease back after the last write.
+async fn lead(
+    mut elector: Elector,
+    controller: Controller,
+    counters: Metrics,
+    stop: &CancellationToken,
+) -> Result<(), OperateError> {
+    if !elector.acquire(stop).await {
+        return Ok(());
+    }
+    counters.leader.set(1);
+    // The Lease is kept until the drain is over, not until the signal: nobody else writes while this replica does.
+    let drained = CancellationToken::new();
+    let mut lost = None;
+    {
+        let working = async {
+            work(controller, stop).await;
+            drained.cancel();
+        };
+        let keeping = elector.keep(&drained);
+        tokio::pin!(working, keeping);
+        tokio::select! {
+            () = &mut working => {}
+            kept = &mut keeping => lost = kept.err(),
+        }
+    }
+    counters.leader.set(0);
+    match lost {
+        // Without drain: what is in progress can write no more.
+        Some(lost) => Err(lost.into()),
+        None => {
+            elector.release().await;
+            Ok(())
+        }
+    }
+}
+
+/// Reconciles until the signal, then for the drain at most.
+async fn work(controller: Controller, stop: &CancellationToken) {
+    let running = controller.run(stop.clone());
+    tokio::pin!(running);
+    tokio::select! {
+        () = &mut running => return,
+        () = stop.cancelled() => {}
+    }
+    if tokio::time::timeout(DRAIN, running).await.is_err() {
+        tracing::warn!(after = ?DRAIN, "Reconciles did not finish in time and are cut off");
+    }
+}
+
+async fn bind(flag: &'static str, address: SocketAddr) -> Result<TcpListener, OperateError> {
+    match TcpListener::bind(address).await {
+        // A host without IPv6.
+        Err(_) if address.ip() == Ipv6Addr::UNSPECIFIED => {
+            let address = SocketAddr::from(([0, 0, 0, 0], address.port()));
+            TcpListener::bind(address)
+                .await
+                .map_err(|source| OperateError::Listen { flag, address, source })
+        }
+        bound => bound.map_err(|source| OperateError::Listen { flag, address, source }),
+    }
+}
+
+/// The definition must be installed: an operator without it would look well and do nothing.
+async fn find_definition(client: &Client, scopes: &[Scope]) -> Result<(), OperateError> {
+    for scope in scopes {
+        let api: Api<CliMcpInstance> = match scope {
+            Scope::All => Api::all(client.clone()),
+            Scope::Namespace(namespace) => Api::namespaced(client.clone(), namespace),
+        };
+        match api.list(&ListParams::default().limit(1)).await {
+            Ok(_) => {}
+            Err(kube::Error::Api(status)) if status.is_not_found() => {
+                return Err(OperateError::Cluster(
+                    "the cluster has no CustomResourceDefinition climcpinstances.cli-mcp.redhat.com: install it with \
+                     kubectl apply -k config/crd"
+                        .to_owned(),
+                ));
+            }
+            Err(error) => {
+                return Err(OperateError::Cluster(format!(
+                    "CliMcpInstances cannot be listed ({scope:?}): {}",
+                    text(&error)
+                )));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The address that no sandbox may reach: from the pod's environment, else from the Service itself.
+async fn api_server(client: &Client) -> Result<String, OperateError> {
+    let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
+    let known =
+        variable("KUBERNETES_SERVICE_HOST").zip(Some(variable("KUBERNETES_SERVICE_PORT").unwrap_or("443".to_owned())));
+    let (host, port) = match known {
+        Some(known) => known,
+        None => {
+            let api: Api<Service> = Api::namespaced(client.clone(), "default");
+            let service = api.get("kubernetes").await.map_err(|error| {
+                OperateError::Cluster(format!(
+                    "Service default/kubernetes, whose address no sandbox may reach, cannot be read: {}",
+                    text(&error)
+                ))
+            })?;
+            let host = service.spec.and_then(|spec| spec.cluster_ip).unwrap_or_default();
+            (host, "443".to_owned())
+        }
+    };
+    Ok(if host.contains(':') {
+        format!("[{host}]:{port}")
+    } else {
+        format!("{host}:{port}")
+    })
+}
+
+async fn is_openshift(client: &Client) -> bool {
+    match client.list_api_groups().await {
+        Ok(groups) => groups.groups.iter().any(|group| group.name == "config.openshift.io"),
+        Err(error) => {
+            tracing::warn!(%error, "API groups cannot be listed, taking the cluster for plain Kubernetes");
+            false
+        }
+    }
+}
+
+/// Host name and a random suffix, as client-go has it.
+fn random_identity() -> String {
+    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    format!("{}_{:016x}", host.trim(), rand::random::<u64>())
+}

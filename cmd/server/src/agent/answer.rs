@@ -1,0 +1,129 @@
+//! Reading the answer to `/exec`: one object, or lines of output and the object last.
+
+use bytes::BytesMut;
+use cli_mcp_sandbox::wire::{ExecResult, StreamChunk, StreamLine};
+use http_body_util::BodyExt;
+use hyper::body::Incoming;
+
+use super::{AgentError, OutputSink, read};
+
+/// The longest result: two streams at the largest limit that an agent is likely given, escaped.
+const MAX_RESULT_BYTES: usize = 64 * 1024 * 1024;
+
+/// The longest run of output that is handed on as one piece.
+const MAX_PIECE_BYTES: usize = 64 * 1024;
+
+pub(super) async fn plain(body: Incoming) -> Result<ExecResult, AgentError> {
+    let body = read(body, MAX_RESULT_BYTES).await?;
+    serde_json::from_slice(&body).map_err(|error| AgentError::Lost(format!("its answer is no result ({error})")))
+}
+
+/// Hands output on as it comes, and returns the last line.
+pub(super) async fn streamed(mut body: Incoming, sink: &mut impl OutputSink) -> Result<ExecResult, AgentError> {
+    let mut lines = Lines::default();
+    let mut result = None;
+    while let Some(frame) = body.frame().await {
+        let frame = frame.map_err(|error| AgentError::Lost(error.to_string()))?;
+        let Ok(data) = frame.into_data() else { continue };
+        hand_on(lines.feed(&data)?, sink, &mut result).await;
+    }
+    // An image of one's own may not end its last line, or not stream at all.
+    hand_on(lines.feed(b"\n")?, sink, &mut result).await;
+    result.ok_or_else(|| AgentError::Lost("the stream ended before the result".to_owned()))
+}
+
+async fn hand_on(lines: Vec<StreamLine>, sink: &mut impl OutputSink, result: &mut Option<ExecResult>) {
+    for line in lines {
+        match line {
+            StreamLine::Chunk(chunk) => sink.chunk(chunk).await,
+            StreamLine::Result(last) => *result = Some(last),
+        }
+    }
+}
+
+/// Splits a body into lines, wherever its frames are cut.
+#[derive(Default)]
+struct Lines {
+    buffer: BytesMut,
+}
+
+impl Lines {
+    /// The lines that `data` completes; neighbouring chunks of one stream become one, so that a burst of small writes
+    /// is one notification.
+    fn feed(&mut self, data: &[u8]) -> Result<Vec<StreamLine>, AgentError> {
+        let mut searched = self.buffer.len();
+        self.buffer.extend_from_slice(data);
+        let mut lines: Vec<StreamLine> = Vec::new();
+        while let Some(end) = self.buffer[searched..].iter().position(|byte| *byte == b'\n') {
+            let line = self.buffer.split_to(searched + end + 1);
+            searched = 0;
+            if line.trim_ascii().is_empty() {
+                continue;
+            }
+            let line = serde_json::from_slice(&line)
+                .map_err(|error| AgentError::Lost(format!("its answer is no stream of results ({error})")))?;
+            match (lines.last_mut(), line) {
+                (Some(StreamLine::Chunk(last)), StreamLine::Chunk(next)) if joins(last, &next) => {
+                    last.data += &next.data
+                }
+                (_, line) => lines.push(line),
+            }
+        }
+        if self.buffer.len() > MAX_RESULT_BYTES {
+            return Err(AgentError::Lost("its answer is too long".to_owned()));
+        }
+        Ok(lines)
+    }
+}
+
+fn joins(last: &StreamChunk, next: &StreamChunk) -> bool {
+    last.stream == next.stream && last.data.len() + next.data.len() <= MAX_PIECE_BYTES
+}
+
+#[cfg(test)]
+mod tests {
+    use cli_mcp_sandbox::wire::OutputStream;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const BODY: &str = concat!(
+        r#"{"stream":"stdout","data":"a\n"}"#,
+        "\n",
+        r#"{"stream":"stdout","data":"é"}"#,
+        "\n",
+        r#"{"stream":"stderr","data":"!"}"#,
+        "\n",
+        r#"{"stdout":"a\né","stderr":"!","exit_code":3,"duration_ms":7}"#,
+        "\n"
+    );
+
+    proptest! {
+        #[test]
+        fn frames_may_be_cut_anywhere(cuts in proptest::collection::vec(0..BODY.len(), 0..8)) {
+            let mut cuts = cuts;
+            cuts.extend([0, BODY.len()]);
+            cuts.sort_unstable();
+            let mut lines = Lines::default();
+            let (mut stdout, mut stderr, mut result) = (String::new(), String::new(), None);
+            for pair in cuts.windows(2) {
+                for line in lines.feed(&BODY.as_bytes()[pair[0]..pair[1]]).unwrap() {
+                    match line {
+                        StreamLine::Chunk(StreamChunk { stream: OutputStream::Stdout, data }) => stdout += &data,
+                        StreamLine::Chunk(StreamChunk { stream: OutputStream::Stderr, data }) => stderr += &data,
+                        StreamLine::Result(last) => result = Some(last),
+                    }
+                }
+            }
+            prop_assert_eq!(stdout, "a\né");
+            prop_assert_eq!(stderr, "!");
+            prop_assert_eq!(result.map(|result| result.exit_code), Some(3));
+        }
+    }
+
+    #[test]
+    fn a_burst_of_one_stream_is_one_piece() {
+        let lines = Lines::default().feed(BODY.as_bytes()).unwrap();
+        assert_eq!(lines.len(), 3);
+    }
+}

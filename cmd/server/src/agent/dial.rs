@@ -1,0 +1,171 @@
+//! Reaching an agent: the pod's own address, or the API server's port-forward where that address cannot be reached.
+
+use std::io::ErrorKind;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use cli_mcp_sandbox::wire::AGENT_PORT;
+use k8s_openapi::api::core::v1::Pod;
+use kube::Api;
+use socket2::{SockRef, TcpKeepalive};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpStream;
+
+use crate::config::SandboxConnection;
+use crate::store::Sandbox;
+
+/// How long a direct connection may take to be established. Within a cluster it takes a millisecond.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// How long the API server may take to forward a port.
+const FORWARD_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Why there is no connection: one sentence.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error("{reason}")]
+pub struct DialError {
+    reason: String,
+}
+
+impl DialError {
+    /// An error with this reason.
+    #[must_use]
+    pub fn new(reason: String) -> Self {
+        Self { reason }
+    }
+}
+
+/// What a connection needs to be.
+pub trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
+
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> Stream for T {}
+
+/// A connection, and whether the far end is known to be the agent: a forwarded port accepts before the agent does.
+pub struct Dialed {
+    /// The byte stream.
+    pub stream: Box<dyn Stream>,
+    /// Whether a request written now certainly reaches the agent or fails to be written.
+    pub proven: bool,
+}
+
+/// Dials agents.
+pub struct Dialer {
+    mode: SandboxConnection,
+    port: u16,
+    pods: Api<Pod>,
+    /// In mode auto: pods' addresses have been found to be out of reach.
+    forward_first: AtomicBool,
+}
+
+impl Dialer {
+    /// A dialer for the agents of these pods.
+    #[must_use]
+    pub fn new(mode: SandboxConnection, pods: Api<Pod>) -> Self {
+        Self::with_port(mode, pods, AGENT_PORT)
+    }
+
+    /// The same for agents that listen on another port.
+    #[must_use]
+    pub fn with_port(mode: SandboxConnection, pods: Api<Pod>, port: u16) -> Self {
+        Self {
+            mode,
+            port,
+            pods,
+            forward_first: AtomicBool::new(false),
+        }
+    }
+
+    /// Connects to a sandbox's agent.
+    ///
+    /// # Errors
+    ///
+    /// [`DialError`] with the reason; nothing was sent.
+    pub async fn dial(&self, sandbox: &Sandbox) -> Result<Dialed, DialError> {
+        match self.mode {
+            SandboxConnection::Direct => self.direct(sandbox).await.map_err(|(error, _)| error),
+            SandboxConnection::PortForward => self.forward(sandbox).await,
+            SandboxConnection::Auto if self.forward_first.load(Ordering::Relaxed) => self.forward(sandbox).await,
+            SandboxConnection::Auto => match self.direct(sandbox).await {
+                Ok(dialed) => Ok(dialed),
+                Err((direct, false)) => Err(direct),
+                Err((direct, true)) => {
+                    let forwarded = self
+                        .forward(sandbox)
+                        .await
+                        .map_err(|forward| DialError::new(format!("{direct}; and by the API server: {forward}")))?;
+                    if !self.forward_first.swap(true, Ordering::Relaxed) {
+                        tracing::info!(reason = %direct, "Pod addresses are out of reach, using the API server's port-forward");
+                    }
+                    Ok(forwarded)
+                }
+            },
+        }
+    }
+
+    /// The error comes with whether the address itself is out of reach, rather than the agent not listening yet.
+    async fn direct(&self, sandbox: &Sandbox) -> Result<Dialed, (DialError, bool)> {
+        let Some(ip) = sandbox.address else {
+            return Err((DialError::new("the pod has no address yet".to_owned()), false));
+        };
+        let address = SocketAddr::new(ip, self.port);
+        let failed = |reason: String, unreachable| Err((DialError::new(format!("{address}: {reason}")), unreachable));
+        match tokio::time::timeout(CONNECT_TIMEOUT, TcpStream::connect(address)).await {
+            Ok(Ok(stream)) => {
+                keep_alive(&stream);
+                Ok(Dialed {
+                    stream: Box::new(stream),
+                    proven: true,
+                })
+            }
+            Ok(Err(error)) => {
+                let out_of_reach = matches!(
+                    error.kind(),
+                    ErrorKind::HostUnreachable | ErrorKind::NetworkUnreachable | ErrorKind::TimedOut
+                );
+                failed(error.to_string(), out_of_reach)
+            }
+            Err(_) => failed(format!("no connection within {} s", CONNECT_TIMEOUT.as_secs()), true),
+        }
+    }
+
+    async fn forward(&self, sandbox: &Sandbox) -> Result<Dialed, DialError> {
+        let ports = [self.port];
+        let forward = tokio::time::timeout(FORWARD_TIMEOUT, self.pods.portforward(&sandbox.name, &ports));
+        let mut forwarder = match forward.await {
+            Ok(Ok(forwarder)) => forwarder,
+            Ok(Err(error)) => return Err(DialError::new(format!("port-forward to pod {}: {error}", sandbox.name))),
+            Err(_) => {
+                return Err(DialError::new(format!(
+                    "port-forward to pod {}: no answer",
+                    sandbox.name
+                )));
+            }
+        };
+        match forwarder.take_stream(self.port) {
+            Some(stream) => Ok(Dialed {
+                stream: Box::new(stream),
+                proven: false,
+            }),
+            None => Err(DialError::new(format!(
+                "port-forward to pod {}: no stream",
+                sandbox.name
+            ))),
+        }
+    }
+}
+
+/// A node that is gone says nothing: without probes a call to it would wait for ever. Some 30 s.
+fn keep_alive(stream: &TcpStream) {
+    let probes = TcpKeepalive::new()
+        .with_time(Duration::from_secs(15))
+        .with_interval(Duration::from_secs(5))
+        .with_retries(3);
+    let socket = SockRef::from(stream);
+    if let Err(error) = socket
+        .set_tcp_keepalive(&probes)
+        .and_then(|()| socket.set_tcp_nodelay(true))
+    {
+        tracing::debug!(%error, "Failed to set socket options of a connection to an agent");
+    }
+}

@@ -1,0 +1,402 @@
+//! From a session to its sandbox (contract, section 7): the one that is there, else a claim from the pool, else a new
+//! pod. Two replicas that get a new session at once end with one sandbox; how is told at [`Allocator::settle`].
+
+use std::collections::HashMap;
+use std::num::NonZeroU32;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::Duration;
+
+use cli_mcp_sandbox::token::HmacKey;
+use jiff::Timestamp;
+use tokio::time::Instant;
+
+use crate::agent::AgentClient;
+use crate::cluster::{Cluster, ClusterError};
+use crate::failure::Failure;
+use crate::session::SessionId;
+use crate::store::cache::SandboxCache;
+use crate::store::{Phase, Sandbox};
+use crate::telemetry::{Claim, Stage, Telemetry};
+use crate::watch::Gate;
+
+/// How long a call waits for the store's first LIST after the server's start.
+const FIRST_LIST: Duration = Duration::from_secs(10);
+
+/// How long a sandbox that another replica took for the session may stay undecided. A decision takes two requests to the
+/// API server; after this the replica must have died in between.
+const OTHER_DECIDES: Duration = Duration::from_secs(3);
+
+/// A pod that should be gone for so long is on a lost node: nothing will confirm its end, so it is deleted by force.
+const LOST_NODE: Duration = Duration::from_secs(30);
+
+/// How often the whole search is begun anew before the caller is told to try again.
+const ATTEMPTS: u32 = 16;
+
+/// A session's sandbox, found or made.
+#[derive(Clone, Debug)]
+pub struct Allocated {
+    /// The sandbox; it may not have started yet.
+    pub sandbox: Arc<Sandbox>,
+    /// Why the session lost its earlier sandbox, when this one replaces it.
+    pub replaces: Option<String>,
+    /// Whether this call made or claimed it.
+    pub fresh: bool,
+}
+
+/// What came of one attempt to make a sandbox.
+enum Made {
+    Sandbox(Arc<Sandbox>),
+    /// Another server was faster.
+    Raced,
+    /// It was given up in favour of another server's.
+    GaveUp,
+}
+
+/// Finds and makes sandboxes for sessions.
+pub struct Allocator {
+    cluster: Cluster,
+    cache: Arc<SandboxCache>,
+    agent: AgentClient,
+    key: HmacKey,
+    gate: Option<Gate>,
+    max_sessions: Option<NonZeroU32>,
+    telemetry: Telemetry,
+    /// One search a session at a time; who waits finds the result in the store.
+    searching: Mutex<HashMap<SessionId, Weak<tokio::sync::Mutex<()>>>>,
+    /// Sessions that are about to get a pod and are not in the store yet.
+    reserved: Mutex<u32>,
+}
+
+impl Allocator {
+    /// An allocator over a store that a watch feeds.
+    #[must_use]
+    pub fn new(
+        cluster: Cluster,
+        cache: Arc<SandboxCache>,
+        agent: AgentClient,
+        key: HmacKey,
+        gate: Option<Gate>,
+        max_sessions: Option<NonZeroU32>,
+        telemetry: Telemetry,
+    ) -> Self {
+        Self {
+            cluster,
+            cache,
+            agent,
+            key,
+            gate,
+            max_sessions,
+            telemetry,
+            searching: Mutex::default(),
+            reserved: Mutex::default(),
+        }
+    }
+
+    /// The session's sandbox. Sessions that have one get it without a request to the API server.
+    ///
+    /// # Errors
+    ///
+    /// A [`Failure`] that tells the caller what to do; no command was sent.
+    pub async fn allocate(self: &Arc<Self>, session: &SessionId, deadline: Instant) -> Result<Allocated, Failure> {
+        self.synced().await?;
+        if let Some(sandbox) = self.known(session) {
+            return Ok(Allocated {
+                sandbox,
+                replaces: None,
+                fresh: false,
+            });
+        }
+        // A search goes on when its caller leaves: half a claim would keep the next caller waiting.
+        let (allocator, session) = (self.clone(), session.clone());
+        let search = tokio::spawn(async move { allocator.search(&session, deadline).await });
+        search
+            .await
+            .unwrap_or_else(|error| Err(Failure::NotReady(format!("the search for a sandbox ended ({error})"))))
+    }
+
+    async fn search(&self, session: &SessionId, deadline: Instant) -> Result<Allocated, Failure> {
+        let lock = self.search_lock(session);
+        let _one_search = lock.lock().await;
+        let mut replaces = None;
+        let mut use_pool = true;
+        for _ in 0..ATTEMPTS {
+            if let Some(sandbox) = self.known(session) {
+                return Ok(Allocated {
+                    sandbox,
+                    replaces,
+                    fresh: false,
+                });
+            }
+            if Instant::now() >= deadline {
+                break;
+            }
+            self.check_gate().await?;
+            let candidates = if use_pool {
+                self.cache
+                    .read(|store| store.claimable(session, self.cluster.spec_hash()))
+            } else {
+                Vec::new()
+            };
+            if let Some(loss) = self
+                .clear_away(session, candidates.is_empty().then_some(deadline))
+                .await?
+            {
+                replaces.get_or_insert(loss);
+            }
+            let _room = self.reserve()?;
+            match self.make(session, candidates).await? {
+                Made::Sandbox(sandbox) => {
+                    // Taken also where `clear_away` knows a reason: it must not be told again.
+                    let loss = self.cache.write(|store| store.take_loss(session));
+                    return Ok(Allocated {
+                        sandbox,
+                        replaces: replaces.or(loss),
+                        fresh: true,
+                    });
+                }
+                Made::GaveUp => use_pool = false,
+                Made::Raced => {}
+            }
+        }
+        Err(Failure::NotReady(
+            "servers were taking sandboxes for this session from each other".to_owned(),
+        ))
+    }
+
+    /// Ends the session: every sandbox of it is deleted.
+    ///
+    /// # Errors
+    ///
+    /// When the API server does not answer.
+    pub async fn end(&self, session: &SessionId) -> Result<(), ClusterError> {
+        for sandbox in self.cluster.list(session).await? {
+            self.agent.forget(&sandbox);
+            self.cluster.end(&sandbox, "client").await?;
+        }
+        self.cache.write(|store| store.take_loss(session));
+        Ok(())
+    }
+
+    /// Gives an unassigned agent its session. For a sandbox that another replica claimed, see [`OTHER_DECIDES`].
+    ///
+    /// # Errors
+    ///
+    /// When the agent refuses or is out of reach.
+    pub async fn assign(&self, sandbox: &Sandbox, session: &SessionId) -> Result<(), crate::agent::AgentError> {
+        let assign = self.key.assign_token(&sandbox.name);
+        self.agent
+            .assign(sandbox, &assign, &self.key.session_token(session.as_str()))
+            .await
+    }
+
+    /// How long to wait for another replica to decide on a sandbox it claimed.
+    #[must_use]
+    pub const fn other_decides(&self) -> Duration {
+        OTHER_DECIDES
+    }
+
+    fn known(&self, session: &SessionId) -> Option<Arc<Sandbox>> {
+        let spec_hash = self.cluster.spec_hash();
+        self.cache.read(|store| {
+            store
+                .of_session(session)
+                .into_iter()
+                .next()
+                .filter(|first| first.usable() && !stale(first, spec_hash))
+        })
+    }
+
+    async fn synced(&self) -> Result<(), Failure> {
+        let synced = self.cache.wait_for(|store| store.synced().then_some(()));
+        match tokio::time::timeout(FIRST_LIST, synced).await {
+            Ok(()) => Ok(()),
+            Err(_) => Err(Failure::NotReady(
+                "the server cannot read the pods of its namespace".to_owned(),
+            )),
+        }
+    }
+
+    fn search_lock(&self, session: &SessionId) -> Arc<tokio::sync::Mutex<()>> {
+        let mut searching = self.searching.lock().unwrap_or_else(PoisonError::into_inner);
+        searching.retain(|_, lock| lock.strong_count() > 0);
+        if let Some(lock) = searching.get(session).and_then(Weak::upgrade) {
+            return lock;
+        }
+        let lock = Arc::default();
+        searching.insert(session.clone(), Arc::downgrade(&lock));
+        lock
+    }
+
+    /// Removes what is left of earlier sandboxes and says why they are no more. One whose name a new pod needs is waited
+    /// for, if `wait_until` is given.
+    async fn clear_away(&self, session: &SessionId, wait_until: Option<Instant>) -> Result<Option<String>, Failure> {
+        let left = self.cache.read(|store| store.of_session(session));
+        let mut loss = None;
+        for sandbox in left {
+            if !sandbox.ended && !matches!(sandbox.phase, Phase::Starting(_)) {
+                loss.get_or_insert(sandbox.loss());
+            }
+            self.agent.forget(&sandbox);
+            let due = match &sandbox.phase {
+                Phase::Terminating(due) => *due,
+                Phase::Dead(_) | Phase::Starting(_) | Phase::Running => {
+                    self.cluster.end(&sandbox, "replaced").await?;
+                    None
+                }
+            };
+            if let Some(deadline) = wait_until
+                && sandbox.name == self.cluster.pod_name(session)
+            {
+                self.wait_until_gone(&sandbox, due, deadline).await?;
+            }
+        }
+        Ok(loss)
+    }
+
+    async fn wait_until_gone(
+        &self,
+        sandbox: &Sandbox,
+        due: Option<Timestamp>,
+        deadline: Instant,
+    ) -> Result<(), Failure> {
+        let overdue = due.map_or(LOST_NODE, |due| {
+            let left = due.duration_until(Timestamp::now());
+            LOST_NODE.saturating_sub(Duration::try_from(left).unwrap_or_default())
+        });
+        let gone = self.cache.wait_for(|store| match store.get(&sandbox.name) {
+            Some(still) if still.uid == sandbox.uid => None,
+            _ => Some(()),
+        });
+        tokio::pin!(gone);
+        let patience = Instant::now() + overdue;
+        tokio::select! {
+            () = &mut gone => return Ok(()),
+            () = tokio::time::sleep_until(patience.min(deadline)) => {}
+        }
+        if patience > deadline {
+            return Err(Failure::NotReady(format!(
+                "pod {} of this session's earlier sandbox is still terminating",
+                sandbox.name
+            )));
+        }
+        tracing::warn!(pod = %sandbox.name, "Deleted a sandbox by force: it should have been gone for long");
+        self.cluster.delete(sandbox, Some(0)).await?;
+        Ok(())
+    }
+
+    async fn check_gate(&self) -> Result<(), Failure> {
+        let Some(gate) = &self.gate else { return Ok(()) };
+        gate.check().await.map_err(|closed| {
+            tracing::warn!(reason = closed.reason(), "Refused to make a sandbox: {closed}");
+            Failure::GateClosed(closed)
+        })
+    }
+
+    /// Room for one more session. Replicas do not ask each other: together they may exceed the limit by the calls that
+    /// are in progress at one moment.
+    fn reserve(&self) -> Result<Option<Reservation<'_>>, Failure> {
+        let Some(limit) = self.max_sessions else {
+            return Ok(None);
+        };
+        let mut reserved = self.reserved.lock().unwrap_or_else(PoisonError::into_inner);
+        let taken = self.cache.read(|store| store.sessions()) + *reserved as usize;
+        if taken >= limit.get() as usize {
+            return Err(Failure::AtCapacity { limit: limit.get() });
+        }
+        *reserved += 1;
+        Ok(Some(Reservation {
+            reserved: &self.reserved,
+        }))
+    }
+
+    /// Claims or creates, once.
+    async fn make(&self, session: &SessionId, candidates: Vec<Arc<Sandbox>>) -> Result<Made, Failure> {
+        for candidate in candidates {
+            let started = Instant::now();
+            match self.cluster.claim(&candidate, session).await {
+                Ok(claimed) => {
+                    self.telemetry.stage(Stage::Claim, started.elapsed());
+                    self.telemetry.claim(Claim::Pool);
+                    return self.settle(claimed, session).await;
+                }
+                Err(ClusterError::Conflict | ClusterError::NotFound) => {
+                    self.telemetry.claim(Claim::Lost);
+                    // The one who was faster may have had the same session, and the watch not have told yet.
+                    self.cluster.list(session).await?;
+                    if self.known(session).is_some() {
+                        return Ok(Made::Raced);
+                    }
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+        let started = Instant::now();
+        match self.cluster.create(session).await {
+            Ok(created) => {
+                self.telemetry.stage(Stage::Create, started.elapsed());
+                self.telemetry.claim(Claim::Created);
+                self.settle(created, session).await
+            }
+            Err(ClusterError::Conflict) => {
+                // Another replica's pod, or one that is going: the watch or this LIST tells.
+                self.cluster.list(session).await?;
+                Ok(Made::Raced)
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Decides between replicas that took different sandboxes for one session at once.
+    ///
+    /// Each first writes (claim or create) and then reads all of the session's sandboxes from the API server, so of two
+    /// replicas at least the later one sees both. Who sees another's sandbox gives up its own; nobody uses a sandbox
+    /// before this. When both see both, both give up, and then leave the pool alone: the next attempt of both creates the
+    /// one pod whose name follows from the session, which only one create can win. No command has been sent by then.
+    async fn settle(&self, mine: Sandbox, session: &SessionId) -> Result<Made, Failure> {
+        let all = self.cluster.list(session).await?;
+        let other = all.iter().find(|sandbox| sandbox.uid != mine.uid && sandbox.usable());
+        match other {
+            None => {
+                if mine.claimed {
+                    self.assign_claimed(&mine, session).await?;
+                }
+                Ok(Made::Sandbox(Arc::new(mine)))
+            }
+            Some(other) => {
+                tracing::info!(mine = %mine.name, other = %other.name, %session, "Gave up a sandbox: another server took one at the same time");
+                self.telemetry.claim(Claim::GivenUp);
+                self.cluster.end(&mine, "superseded").await?;
+                Ok(Made::GaveUp)
+            }
+        }
+    }
+
+    async fn assign_claimed(&self, mine: &Sandbox, session: &SessionId) -> Result<(), Failure> {
+        let Err(error) = self.assign(mine, session).await else {
+            return Ok(());
+        };
+        // A pool pod that does not take its session is of no use to anyone.
+        tracing::warn!(pod = %mine.name, %error, "A sandbox of the pool could not be assigned and is deleted");
+        self.cluster.end(mine, "unassignable").await?;
+        Err(Failure::NotReady(format!(
+            "the sandbox that was taken from the pool did not answer ({error})"
+        )))
+    }
+}
+
+/// A sandbox that never started and is not what this server would build now will not start by waiting.
+fn stale(sandbox: &Sandbox, spec_hash: &str) -> bool {
+    matches!(&sandbox.phase, Phase::Starting(Some(_))) && sandbox.spec_hash.as_deref() != Some(spec_hash)
+}
+
+/// One session's room, held until its pod is in the store.
+struct Reservation<'a> {
+    reserved: &'a Mutex<u32>,
+}
+
+impl Drop for Reservation<'_> {
+    fn drop(&mut self) {
+        let mut reserved = self.reserved.lock().unwrap_or_else(PoisonError::into_inner);
+        *reserved = reserved.saturating_sub(1);
+    }
+}

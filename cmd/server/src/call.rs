@@ -1,0 +1,364 @@
+//! One command from session to result: find the sandbox, wait for it by events, send the command once, watch over it.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use cli_mcp_sandbox::token::HmacKey;
+use cli_mcp_sandbox::wire::{self, ExecResult};
+use http::StatusCode;
+use tokio::time::Instant;
+
+use crate::activity::{self, Activity};
+use crate::agent::{AgentClient, AgentError, Flight, OutputSink};
+use crate::allocation::{Allocated, Allocator};
+use crate::cluster::{Cluster, EGRESS_ANNOTATION, EGRESS_NOT_ENFORCED};
+use crate::failure::Failure;
+use crate::session::SessionId;
+use crate::store::cache::SandboxCache;
+use crate::store::{Phase, Sandbox};
+use crate::telemetry::{Stage, Telemetry};
+
+/// How long a call waits for its sandbox to take the command. Under the 60 s after which common clients give up.
+const START_LIMIT: Duration = Duration::from_secs(50);
+
+/// How long a new sandbox may find its network open: policies are programmed some moments after a pod got its address.
+const POLICY_SETTLES: Duration = Duration::from_secs(10);
+
+/// How long a dead sandbox's connection may still bring the result.
+const LAST_WORDS: Duration = Duration::from_secs(2);
+
+/// How long the watch may take to tell that a sandbox died after its connection broke.
+const OBITUARY: Duration = Duration::from_millis(1500);
+
+/// The longest wait for an agent that answers nothing: its whole queue at the longest timeout.
+const AGENT_LIMIT: Duration = Duration::from_secs(17 * wire::MAX_TIMEOUT_SECONDS as u64 + 60);
+
+const DELETED: &str = "its pod was deleted";
+
+const FIRST_BACKOFF: Duration = Duration::from_millis(5);
+const LONGEST_BACKOFF: Duration = Duration::from_millis(500);
+
+/// What a call touched, for its audit line.
+#[derive(Clone, Debug, Default)]
+pub struct Trail {
+    /// The sandbox that was used last.
+    pub sandbox: Option<Arc<Sandbox>>,
+}
+
+/// Runs commands.
+pub struct Runner {
+    allocator: Arc<Allocator>,
+    cluster: Cluster,
+    cache: Arc<SandboxCache>,
+    agent: AgentClient,
+    key: HmacKey,
+    activity: Activity,
+    telemetry: Telemetry,
+}
+
+/// What came of one sandbox.
+enum Attempt {
+    Done(ExecResult),
+    /// It went away before the command was sent.
+    Gone(Gone),
+}
+
+/// How a sandbox went away before it took a command.
+enum Gone {
+    /// It ended by itself.
+    Died(String),
+    /// Somebody deleted it.
+    Deleted,
+}
+
+impl Gone {
+    fn reason(self) -> String {
+        match self {
+            Self::Died(reason) => reason,
+            Self::Deleted => DELETED.to_owned(),
+        }
+    }
+}
+
+impl Runner {
+    /// A runner over an allocator and the store that it uses.
+    #[must_use]
+    pub fn new(
+        allocator: Arc<Allocator>,
+        cluster: Cluster,
+        cache: Arc<SandboxCache>,
+        agent: AgentClient,
+        key: HmacKey,
+        activity: Activity,
+        telemetry: Telemetry,
+    ) -> Self {
+        Self {
+            allocator,
+            cluster,
+            cache,
+            agent,
+            key,
+            activity,
+            telemetry,
+        }
+    }
+
+    /// Runs one command in a session's sandbox. Dropping the future stops the command.
+    ///
+    /// # Errors
+    ///
+    /// A [`Failure`] that says whether the command may have run.
+    pub async fn run(
+        &self,
+        session: &SessionId,
+        flight: &Flight,
+        mut output: Option<&mut impl OutputSink>,
+        trail: &mut Trail,
+    ) -> Result<ExecResult, Failure> {
+        let deadline = Instant::now() + START_LIMIT;
+        let mut reset = None;
+        loop {
+            let started = Instant::now();
+            let allocated = self.allocator.allocate(session, deadline).await?;
+            self.telemetry.stage(Stage::Lookup, started.elapsed());
+            if allocated.fresh {
+                self.activity.made(&allocated.sandbox);
+            }
+            reset = reset.or_else(|| allocated.replaces.clone());
+            trail.sandbox = Some(allocated.sandbox.clone());
+            match self
+                .attempt(session, &allocated, flight, &mut output, deadline, trail)
+                .await?
+            {
+                Attempt::Done(mut result) => {
+                    if let Some(reason) = reset {
+                        result.session_reset = Some(format!(
+                            "The session's sandbox was replaced ({reason}): files, variables and jobs of earlier commands are gone."
+                        ));
+                    }
+                    return Ok(result);
+                }
+                // Another one would do the same.
+                Attempt::Gone(Gone::Died(reason)) if allocated.fresh => return Err(Failure::CannotStart(reason)),
+                Attempt::Gone(gone) if Instant::now() >= deadline => return Err(Failure::NotReady(gone.reason())),
+                Attempt::Gone(gone) => {
+                    if !allocated.fresh {
+                        reset.get_or_insert(gone.reason());
+                    }
+                }
+            }
+        }
+    }
+
+    async fn attempt(
+        &self,
+        session: &SessionId,
+        allocated: &Allocated,
+        flight: &Flight,
+        output: &mut Option<&mut impl OutputSink>,
+        deadline: Instant,
+        trail: &mut Trail,
+    ) -> Result<Attempt, Failure> {
+        let began = Instant::now();
+        let token = self.key.session_token(session.as_str());
+        let mut backoff = FIRST_BACKOFF;
+        loop {
+            let sandbox = match self.startable(&allocated.sandbox, deadline).await? {
+                Ok(sandbox) => sandbox,
+                Err(gone) => return Ok(Attempt::Gone(gone)),
+            };
+            trail.sandbox = Some(sandbox.clone());
+            let sent = Instant::now();
+            let exec = self.agent.exec(&sandbox, &token, flight, output.as_deref_mut());
+            let outcome = self.watch_over(&sandbox, flight, exec).await?;
+            let (retry, patience) = match outcome {
+                Ok(result) => {
+                    self.telemetry.stage(Stage::Ready, sent.duration_since(began));
+                    self.telemetry.stage(Stage::Exec, sent.elapsed());
+                    return Ok(Attempt::Done(result));
+                }
+                Err(AgentError::Lost(reason)) => return Err(self.fate(&sandbox, reason).await),
+                Err(AgentError::NotReached(error)) => (error.to_string(), deadline),
+                Err(AgentError::Refused {
+                    status: StatusCode::SERVICE_UNAVAILABLE,
+                    message,
+                }) => {
+                    let patience = self.patience(allocated, &sandbox, &message, began, deadline);
+                    if Instant::now() >= patience {
+                        self.give_up_waiting(session, &sandbox, &message).await?;
+                    }
+                    (message, deadline)
+                }
+                Err(AgentError::Refused { status, message }) => return Err(refusal(status, message)),
+            };
+            if Instant::now() >= patience {
+                return Err(Failure::NotReady(retry));
+            }
+            tokio::select! {
+                () = tokio::time::sleep(backoff) => backoff = (backoff * 2).min(LONGEST_BACKOFF),
+                () = self.cache.next_change() => {}
+            }
+        }
+    }
+
+    /// Waits until the sandbox has an address. The inner error: it is gone, and why.
+    async fn startable(&self, wanted: &Arc<Sandbox>, deadline: Instant) -> Result<Result<Arc<Sandbox>, Gone>, Failure> {
+        let mut why = None;
+        let found = self.cache.wait_for(|store| {
+            let Some(now) = store.get(&wanted.name).filter(|now| now.uid == wanted.uid) else {
+                return Some(Ok(Err(Gone::Deleted)));
+            };
+            match &now.phase {
+                Phase::Dead(reason) => Some(Ok(Err(Gone::Died(reason.clone())))),
+                Phase::Terminating(_) => Some(Ok(Err(Gone::Deleted))),
+                Phase::Starting(Some(reason)) if is_hopeless(reason) => Some(Err(Failure::CannotStart(reason.clone()))),
+                Phase::Starting(_) | Phase::Running if now.address.is_some() => Some(Ok(Ok(now.clone()))),
+                Phase::Starting(reason) => {
+                    why.clone_from(reason);
+                    None
+                }
+                Phase::Running => None,
+            }
+        });
+        match tokio::time::timeout_at(deadline, found).await {
+            Ok(found) => found,
+            Err(_) => Err(Failure::NotReady(match why {
+                Some(reason) => format!("pod {} is still starting ({reason})", wanted.name),
+                None => format!("pod {} is still starting", wanted.name),
+            })),
+        }
+    }
+
+    /// Lets a command run to its end, writes activity along the way, and does not wait for a sandbox that died.
+    async fn watch_over<T>(
+        &self,
+        sandbox: &Arc<Sandbox>,
+        flight: &Flight,
+        exec: impl Future<Output = Result<T, AgentError>>,
+    ) -> Result<Result<T, AgentError>, Failure> {
+        let death = async {
+            let reason = self
+                .cache
+                .wait_for(|store| death(store.get(&sandbox.name), &sandbox.uid))
+                .await;
+            tokio::time::sleep(LAST_WORDS).await;
+            reason
+        };
+        let limit = tokio::time::sleep(AGENT_LIMIT);
+        tokio::pin!(exec, death, limit);
+        self.activity.touch(sandbox);
+        let mut beat = tokio::time::interval_at(Instant::now() + activity::INTERVAL, activity::INTERVAL);
+        let outcome = loop {
+            tokio::select! {
+                biased;
+                outcome = &mut exec => break Ok(outcome),
+                reason = &mut death => break if flight.may_have_started() {
+                    Err(Failure::Died(reason))
+                } else {
+                    Ok(Err(AgentError::NotReached(crate::agent::dial::DialError::new(reason))))
+                },
+                () = &mut limit => break Err(Failure::Lost("the agent does not answer".to_owned())),
+                _ = beat.tick() => self.activity.touch(sandbox),
+            }
+        };
+        self.activity.touch(sandbox);
+        outcome
+    }
+
+    /// After a connection broke: did the sandbox die, or only the connection?
+    async fn fate(&self, sandbox: &Sandbox, reason: String) -> Failure {
+        let death = self
+            .cache
+            .wait_for(|store| death(store.get(&sandbox.name), &sandbox.uid));
+        match tokio::time::timeout(OBITUARY, death).await {
+            Ok(death) => Failure::Died(death),
+            Err(_) => {
+                let going = self
+                    .cache
+                    .read(|store| store.get(&sandbox.name).is_none_or(|now| !now.usable()));
+                if going {
+                    Failure::Died(DELETED.to_owned())
+                } else {
+                    Failure::Lost(reason)
+                }
+            }
+        }
+    }
+
+    /// Until when a 503 is waited out.
+    fn patience(
+        &self,
+        allocated: &Allocated,
+        sandbox: &Sandbox,
+        message: &str,
+        began: Instant,
+        deadline: Instant,
+    ) -> Instant {
+        if message.contains(wire::EGRESS_NOT_ENFORCED) {
+            let settling = allocated.fresh || !sandbox.ready;
+            if settling {
+                (began + POLICY_SETTLES).min(deadline)
+            } else {
+                began
+            }
+        } else if sandbox.claimed {
+            (began + self.allocator.other_decides()).min(deadline)
+        } else {
+            deadline
+        }
+    }
+
+    /// The patience with a 503 is at its end: report it, or do what another replica left undone.
+    async fn give_up_waiting(&self, session: &SessionId, sandbox: &Sandbox, message: &str) -> Result<(), Failure> {
+        if message.contains(wire::EGRESS_NOT_ENFORCED) {
+            let told = BTreeMap::from([(EGRESS_ANNOTATION, EGRESS_NOT_ENFORCED.to_owned())]);
+            if let Err(error) = self.cluster.annotate(sandbox, &told).await {
+                tracing::warn!(pod = %sandbox.name, %error, "Failed to tell the operator that egress is not enforced");
+            }
+            return Err(Failure::EgressNotEnforced(message.to_owned()));
+        }
+        if sandbox.claimed {
+            return match self.allocator.assign(sandbox, session).await {
+                Ok(()) | Err(AgentError::NotReached(_) | AgentError::Lost(_)) => Ok(()),
+                Err(AgentError::Refused { message, .. }) => Err(Failure::NotReady(message)),
+            };
+        }
+        Err(Failure::NotReady(message.to_owned()))
+    }
+}
+
+fn refusal(status: StatusCode, message: String) -> Failure {
+    match status {
+        StatusCode::CONFLICT => Failure::Busy(message),
+        StatusCode::UNAUTHORIZED => Failure::Refused(format!(
+            "{message}; its token was derived from another key: end the session (DELETE /sessions/<id>) and begin anew"
+        )),
+        _ => Failure::Refused(message),
+    }
+}
+
+fn death(now: Option<&Arc<Sandbox>>, uid: &str) -> Option<String> {
+    match now.filter(|now| now.uid == uid) {
+        None => Some(DELETED.to_owned()),
+        Some(now) => match &now.phase {
+            Phase::Dead(reason) => Some(reason.clone()),
+            Phase::Starting(_) | Phase::Running | Phase::Terminating(_) => None,
+        },
+    }
+}
+
+/// Reasons of the kubelet that waiting does not mend
+/// (<https://kubernetes.io/docs/concepts/containers/images/#imagepullbackoff> and the kubelet's image manager).
+fn is_hopeless(reason: &str) -> bool {
+    const HOPELESS: [&str; 7] = [
+        "ErrImageNeverPull",
+        "InvalidImageName",
+        "ImagePullBackOff",
+        "CreateContainerConfigError",
+        "CreateContainerError",
+        "RunContainerError",
+        "CrashLoopBackOff",
+    ];
+    HOPELESS.iter().any(|hopeless| reason.starts_with(hopeless))
+}

@@ -1,0 +1,255 @@
+//! The server's writes to the cluster: create, claim, end and touch a sandbox. Every answer goes into the store, which
+//! may otherwise learn of it some milliseconds later.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use cli_mcp_api::labels::{self, Component};
+use cli_mcp_sandbox::pod::{Assignment, SandboxTemplate, session_pod_name};
+use cli_mcp_sandbox::token::HmacKey;
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
+use kube::Api;
+use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams, Preconditions};
+use serde_json::json;
+
+use crate::session::SessionId;
+use crate::store::cache::SandboxCache;
+use crate::store::{ENDED_ANNOTATION, Sandbox};
+
+/// Annotation with which the server tells the operator that a sandbox found its network open.
+pub const EGRESS_ANNOTATION: &str = "cli-mcp.redhat.com/egress";
+
+/// Value of [`EGRESS_ANNOTATION`].
+pub const EGRESS_NOT_ENFORCED: &str = "NotEnforced";
+
+/// No request of the server takes longer; a hanging API server must not hang a call.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(15);
+
+/// Why a write did not happen.
+#[derive(Debug, thiserror::Error)]
+pub enum ClusterError {
+    /// Another writer was first.
+    #[error("another server was first")]
+    Conflict,
+    /// The object is gone.
+    #[error("the pod is gone")]
+    NotFound,
+    /// The API server refused: RBAC, quota, admission.
+    #[error("the API server refused: {0}")]
+    Refused(String),
+    /// The API server did not answer.
+    #[error("the API server does not answer: {0}")]
+    Unreachable(String),
+}
+
+impl From<kube::Error> for ClusterError {
+    fn from(error: kube::Error) -> Self {
+        match error {
+            kube::Error::Api(status) if status.code == 404 => Self::NotFound,
+            kube::Error::Api(status) if status.code == 409 => Self::Conflict,
+            // A patch that names the UID of a pod that is gone, where another has its name by now.
+            kube::Error::Api(status) if status.code == 422 && status.message.contains("metadata.uid") => Self::Conflict,
+            kube::Error::Api(status) if (400..500).contains(&status.code) && status.code != 429 => {
+                Self::Refused(status.message)
+            }
+            kube::Error::Api(status) => Self::Unreachable(status.message),
+            other => Self::Unreachable(other.to_string()),
+        }
+    }
+}
+
+async fn bounded<T>(request: impl Future<Output = Result<T, kube::Error>>) -> Result<T, ClusterError> {
+    match tokio::time::timeout(REQUEST_TIMEOUT, request).await {
+        Ok(result) => Ok(result?),
+        Err(_) => Err(ClusterError::Unreachable(format!(
+            "no answer within {} s",
+            REQUEST_TIMEOUT.as_secs()
+        ))),
+    }
+}
+
+/// Writes to the sandboxes of one instance.
+#[derive(Clone)]
+pub struct Cluster {
+    pods: Api<Pod>,
+    cache: Arc<SandboxCache>,
+    template: Arc<SandboxTemplate>,
+    spec_hash: String,
+    owner: Option<OwnerReference>,
+    key: HmacKey,
+}
+
+impl Cluster {
+    /// A writer with the client's rights.
+    #[must_use]
+    pub fn new(
+        client: kube::Client,
+        cache: Arc<SandboxCache>,
+        template: SandboxTemplate,
+        owner: Option<OwnerReference>,
+        key: HmacKey,
+    ) -> Self {
+        Self {
+            pods: Api::namespaced(client, &template.namespace),
+            cache,
+            spec_hash: template.spec_hash(),
+            template: Arc::new(template),
+            owner,
+            key,
+        }
+    }
+
+    /// The pods, for the watch and port-forwarding.
+    #[must_use]
+    pub fn pods(&self) -> &Api<Pod> {
+        &self.pods
+    }
+
+    /// Selector of this instance's sandboxes.
+    #[must_use]
+    pub fn selector(&self) -> String {
+        labels::selector_string(&self.template.instance, Component::Sandbox)
+    }
+
+    /// Hash of what this server builds.
+    #[must_use]
+    pub fn spec_hash(&self) -> &str {
+        &self.spec_hash
+    }
+
+    /// Name of the pod that is created for a session.
+    #[must_use]
+    pub fn pod_name(&self, session: &SessionId) -> String {
+        session_pod_name(&self.template.instance, session.as_str())
+    }
+
+    /// Creates the session's pod. Its name is the same from every replica, so only one create succeeds.
+    ///
+    /// # Errors
+    ///
+    /// [`ClusterError::Conflict`] when a pod of that name exists.
+    pub async fn create(&self, session: &SessionId) -> Result<Sandbox, ClusterError> {
+        let assignment = Assignment::Session {
+            id: session.to_string(),
+            token: self.key.session_token(session.as_str()).digest(),
+        };
+        let pod = self.template.build(
+            &self.pod_name(session),
+            &assignment,
+            &Timestamp::now().to_string(),
+            self.owner.clone(),
+        );
+        let created = bounded(self.pods.create(&PostParams::default(), &pod)).await?;
+        self.took(&created)
+    }
+
+    /// Labels an unassigned pod with the session, unless anything about the pod changed since it was seen.
+    ///
+    /// # Errors
+    ///
+    /// [`ClusterError::Conflict`] when something did.
+    pub async fn claim(&self, sandbox: &Sandbox, session: &SessionId) -> Result<Sandbox, ClusterError> {
+        let now = Timestamp::now().to_string();
+        let patch = json!({"metadata": {
+            "resourceVersion": sandbox.resource_version,
+            "uid": sandbox.uid,
+            "labels": {labels::SESSION_ID: session.as_str()},
+            "annotations": {labels::CREATED_AT: now, labels::LAST_ACTIVITY: now},
+        }});
+        let claimed = bounded(
+            self.pods
+                .patch(&sandbox.name, &PatchParams::default(), &Patch::Merge(&patch)),
+        )
+        .await?;
+        self.took(&claimed)
+    }
+
+    /// The session's sandboxes as the API server has them now, not as the watch saw them.
+    ///
+    /// # Errors
+    ///
+    /// When the API server does not answer.
+    pub async fn list(&self, session: &SessionId) -> Result<Vec<Sandbox>, ClusterError> {
+        let selector = format!("{},{}={session}", self.selector(), labels::SESSION_ID);
+        let list = bounded(self.pods.list(&ListParams::default().labels(&selector))).await?;
+        for pod in &list.items {
+            self.cache.observe(pod);
+        }
+        Ok(list.items.iter().filter_map(Sandbox::from_pod).collect())
+    }
+
+    /// Whether the server can do its work: it asks for one pod of its namespace.
+    ///
+    /// # Errors
+    ///
+    /// When the API server refuses or does not answer.
+    pub async fn probe(&self) -> Result<(), ClusterError> {
+        let params = ListParams::default().labels(&self.selector()).limit(1);
+        bounded(self.pods.list(&params)).await.map(|_| ())
+    }
+
+    /// Deletes a sandbox on purpose: first it is marked, so that no replica reports its end as a loss.
+    ///
+    /// # Errors
+    ///
+    /// When the API server refuses or does not answer; a pod that is gone already is no error.
+    pub async fn end(&self, sandbox: &Sandbox, why: &str) -> Result<(), ClusterError> {
+        match self
+            .annotate(sandbox, &BTreeMap::from([(ENDED_ANNOTATION, why.to_owned())]))
+            .await
+        {
+            Ok(()) => self.delete(sandbox, None).await,
+            Err(ClusterError::NotFound | ClusterError::Conflict) => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Deletes a sandbox, that very one. With a grace of 0 even where its node is lost.
+    ///
+    /// # Errors
+    ///
+    /// When the API server refuses or does not answer; a pod that is gone already is no error.
+    pub async fn delete(&self, sandbox: &Sandbox, grace_seconds: Option<u32>) -> Result<(), ClusterError> {
+        let same = Preconditions {
+            resource_version: None,
+            uid: Some(sandbox.uid.clone()),
+        };
+        let mut params = DeleteParams::background().preconditions(same);
+        params.grace_period_seconds = grace_seconds;
+        match bounded(self.pods.delete(&sandbox.name, &params)).await {
+            Ok(answer) => {
+                if let Some(pod) = answer.left() {
+                    self.cache.observe(&pod);
+                }
+                Ok(())
+            }
+            Err(ClusterError::NotFound | ClusterError::Conflict) => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Sets annotations on that very sandbox.
+    ///
+    /// # Errors
+    ///
+    /// [`ClusterError::NotFound`] or [`ClusterError::Conflict`] when it is not there any more.
+    pub async fn annotate(&self, sandbox: &Sandbox, annotations: &BTreeMap<&str, String>) -> Result<(), ClusterError> {
+        // A uid that does not match is a conflict: the API server refuses to change it.
+        let patch = json!({"metadata": {"uid": sandbox.uid, "annotations": annotations}});
+        bounded(
+            self.pods
+                .patch_metadata(&sandbox.name, &PatchParams::default(), &Patch::Merge(&patch)),
+        )
+        .await
+        .map(|_| ())
+    }
+
+    fn took(&self, pod: &Pod) -> Result<Sandbox, ClusterError> {
+        self.cache.observe(pod);
+        Sandbox::from_pod(pod)
+            .ok_or_else(|| ClusterError::Refused("it answered with a pod without name or UID".to_owned()))
+    }
+}

@@ -1,0 +1,127 @@
+//! The HTTP surface: `/mcp`, `DELETE /sessions/{id}`, probes and metrics, with who may come in and how large and slow a
+//! request may be.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::extract::{Path, Request, State};
+use axum::middleware::{self, Next};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{delete, get};
+use axum::{Router, body};
+use cli_mcp_serving::auth::Guard;
+use cli_mcp_serving::auth::review::Review;
+use cli_mcp_serving::metrics::{self, SharedRegistry};
+use cli_mcp_serving::probes::{self, Health};
+use http::{Method, StatusCode, header};
+use rmcp::transport::streamable_http_server::session::never::NeverSessionManager;
+use rmcp::transport::streamable_http_server::{StreamableHttpServerConfig, StreamableHttpService};
+
+use crate::allocation::Allocator;
+use crate::host::HostPolicy;
+use crate::session::SessionId;
+use crate::tool::BashServer;
+
+/// The largest request body: a command of the size that the agent takes, escaped.
+const MAX_BODY_BYTES: usize = 8 * 1024 * 1024;
+
+/// How long a client may take to send its request's body.
+const BODY_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Everything that the router needs.
+pub struct Surface<H> {
+    /// The tool.
+    pub server: BashServer,
+    /// Ends sessions.
+    pub allocator: Arc<Allocator>,
+    /// For `/health`.
+    pub health: Arc<H>,
+    /// For `/metrics`.
+    pub registry: SharedRegistry,
+    /// Accepted names.
+    pub hosts: HostPolicy,
+}
+
+/// The router. With a guard, only `/live` and `/health` are open to everyone.
+pub fn router<H: Health, R: Review>(surface: Surface<H>, guard: Option<Guard<R>>) -> Router {
+    let Surface {
+        server,
+        allocator,
+        health,
+        registry,
+        hosts,
+    } = surface;
+    let config = StreamableHttpServerConfig::default()
+        .with_legacy_session_mode(false)
+        // Host and Origin are checked for every path, below.
+        .disable_allowed_hosts()
+        .with_max_request_body_bytes(MAX_BODY_BYTES);
+    let mcp = StreamableHttpService::new(
+        move || Ok(server.clone()),
+        Arc::new(NeverSessionManager::default()),
+        config,
+    );
+    let mut guarded = Router::new()
+        .route_service("/mcp", mcp)
+        .layer(middleware::from_fn(whole_body))
+        .route("/sessions/{id}", delete(end_session).with_state(allocator))
+        .route(
+            "/metrics",
+            get(move || std::future::ready(metrics::response(&registry))),
+        );
+    if let Some(guard) = guard {
+        guarded = guarded.layer(middleware::from_fn_with_state(guard, Guard::<R>::check));
+    }
+    guarded
+        .merge(probes::liveness(health))
+        .fallback(|| std::future::ready(error_response(StatusCode::NOT_FOUND, "no such path: MCP is at /mcp")))
+        .layer(middleware::from_fn_with_state(Arc::new(hosts), HostPolicy::check))
+}
+
+/// An error with a JSON body.
+pub(crate) fn error_response(status: StatusCode, text: &str) -> Response {
+    (
+        status,
+        [(header::CONTENT_TYPE, "application/json")],
+        serde_json::json!({"error": text}).to_string(),
+    )
+        .into_response()
+}
+
+/// `DELETE /sessions/{id}`: 204 whether or not there was something to delete.
+async fn end_session(State(allocator): State<Arc<Allocator>>, Path(id): Path<String>) -> Response {
+    let session: SessionId = match id.parse() {
+        Ok(session) => session,
+        Err(error) => return error_response(StatusCode::BAD_REQUEST, &format!("{error}")),
+    };
+    match allocator.end(&session).await {
+        Ok(()) => StatusCode::NO_CONTENT.into_response(),
+        Err(error) => {
+            tracing::warn!(%session, %error, "Failed to end a session");
+            error_response(
+                StatusCode::SERVICE_UNAVAILABLE,
+                &format!("the session's sandbox was not deleted: {error}; retry"),
+            )
+        }
+    }
+}
+
+/// Takes a body whole before anything works on it, so that a slow client costs a connection and nothing else.
+async fn whole_body(request: Request, next: Next) -> Result<Response, Infallible> {
+    if request.method() != Method::POST {
+        return Ok(next.run(request).await);
+    }
+    let (parts, body) = request.into_parts();
+    Ok(
+        match tokio::time::timeout(BODY_TIMEOUT, body::to_bytes(body, MAX_BODY_BYTES)).await {
+            Ok(Ok(bytes)) => next.run(Request::from_parts(parts, Body::from(bytes))).await,
+            Ok(Err(_)) => error_response(
+                StatusCode::PAYLOAD_TOO_LARGE,
+                &format!("the request body is longer than {MAX_BODY_BYTES} bytes, or did not arrive whole"),
+            ),
+            Err(_) => error_response(StatusCode::REQUEST_TIMEOUT, "the request body took too long to arrive"),
+        },
+    )
+}

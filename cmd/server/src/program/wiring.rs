@@ -1,0 +1,295 @@
+//! A checked invocation becomes a running server: client, watches, listeners, and their end.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context;
+use cli_mcp_serving::auth::Guard;
+use cli_mcp_serving::auth::review::{KubernetesReview, Object};
+use cli_mcp_serving::listener::{self, Limits, Plain};
+use cli_mcp_serving::tls::{Certificate, TlsAccept};
+use cli_mcp_serving::{probes, shutdown};
+use kube::Client;
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use prometheus_client::registry::Registry;
+use rmcp::ServiceExt;
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+
+use super::Prepared;
+use crate::activity::Activity;
+use crate::agent::AgentClient;
+use crate::agent::dial::Dialer;
+use crate::allocation::Allocator;
+use crate::audit::{Audit, Destination};
+use crate::call::Runner;
+use crate::cluster::Cluster;
+use crate::config::Authorization;
+use crate::config::settings::{HttpSettings, Settings, Transport};
+use crate::health::ServerHealth;
+use crate::http::{Surface, router};
+use crate::session::SessionId;
+use crate::store::cache::SandboxCache;
+use crate::telemetry::Telemetry;
+use crate::tool::BashServer;
+use crate::watch::{self, Gate};
+
+/// How long new connections are still taken after SIGTERM: endpoints and load balancers learn of it later than the pod.
+const LAME_DUCK: Duration = Duration::from_secs(3);
+
+/// Runs until SIGTERM, SIGINT or, over stdio, the client's end.
+pub(super) async fn serve(prepared: Prepared) -> anyhow::Result<()> {
+    let Prepared {
+        settings,
+        certificate,
+        hosts,
+    } = prepared;
+    let client = client(&settings).await?;
+    let stopping = shutdown::on_signal().context("signals cannot be handled")?;
+    let ended = CancellationToken::new();
+    let _end = ended.clone().drop_guard();
+
+    let mut registry = Registry::with_prefix("cli_mcp_server");
+    let parts = Parts::build(&settings, &client, &mut registry, &ended);
+    let health = Arc::new(ServerHealth::new(
+        parts.cluster.clone(),
+        parts.cache.clone(),
+        stopping.clone(),
+    ));
+    let namespace = settings.template.namespace.clone();
+    tracing::info!(version = env!("CARGO_PKG_VERSION"), instance = %settings.template.instance, %namespace, "Starting");
+
+    match &settings.transport {
+        Transport::Stdio { session } => {
+            let registry = Arc::new(registry);
+            start_probes(&settings, registry, health, &ended).await?;
+            stdio(
+                parts.server(&settings, Destination::Stderr, session.clone(), ended.clone()),
+                stopping,
+            )
+            .await
+        }
+        Transport::Http(http) => {
+            let guard = (http.authorization == Authorization::Kubernetes).then(|| {
+                let review = KubernetesReview::new(client.clone(), object(&settings));
+                Guard::new(review, &mut registry)
+            });
+            let registry = Arc::new(registry);
+            start_probes(&settings, registry.clone(), health.clone(), &ended).await?;
+            let stop = CancellationToken::new();
+            let surface = Surface {
+                server: parts.server(&settings, Destination::Stdout, None, stop.clone()),
+                allocator: parts.allocator.clone(),
+                health,
+                registry,
+                hosts: hosts.context("no host policy")?,
+            };
+            let served = Served {
+                router: router(surface, guard),
+                certificate,
+                drain: settings.drain_timeout,
+            };
+            served.run(http, stopping, &ended).await
+        }
+    }
+}
+
+/// The object that callers need rights on.
+fn object(settings: &Settings) -> Object {
+    Object {
+        group: "cli-mcp.redhat.com".to_owned(),
+        resource: "climcpinstances".to_owned(),
+        subresource: "mcp".to_owned(),
+        namespace: settings.template.namespace.clone(),
+        name: settings.template.instance.clone(),
+    }
+}
+
+async fn client(settings: &Settings) -> anyhow::Result<Client> {
+    let config = match &settings.kubeconfig {
+        None => kube::Config::infer()
+            .await
+            .context("no cluster: give --kubeconfig, or run in a pod")?,
+        Some(file) => {
+            let kubeconfig = Kubeconfig::read_from(file).with_context(|| format!("--kubeconfig {}", file.display()))?;
+            kube::Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default())
+                .await
+                .with_context(|| format!("--kubeconfig {}", file.display()))?
+        }
+    };
+    Client::try_from(config).context("the Kubernetes client cannot be made")
+}
+
+/// What both transports share.
+struct Parts {
+    cluster: Cluster,
+    cache: Arc<SandboxCache>,
+    agent: AgentClient,
+    activity: Activity,
+    allocator: Arc<Allocator>,
+    telemetry: Telemetry,
+}
+
+impl Parts {
+    fn build(settings: &Settings, client: &Client, registry: &mut Registry, ended: &CancellationToken) -> Self {
+        let cache = Arc::new(SandboxCache::default());
+        let telemetry = Telemetry::register(registry, cache.clone());
+        let template = settings.template.clone();
+        let cluster = Cluster::new(
+            client.clone(),
+            cache.clone(),
+            template,
+            settings.owner.clone(),
+            settings.key.clone(),
+        );
+        let agent = AgentClient::new(Dialer::new(settings.connection, cluster.pods().clone()));
+        let activity = Activity::new(cluster.clone());
+        let gate = settings.gate.clone().map(|names| {
+            Gate::watch(
+                client,
+                &settings.template.namespace,
+                &settings.template.instance,
+                names,
+                ended,
+            )
+        });
+        let allocator = Arc::new(Allocator::new(
+            cluster.clone(),
+            cache.clone(),
+            agent.clone(),
+            settings.key.clone(),
+            gate,
+            settings.max_sessions,
+            telemetry.clone(),
+        ));
+        tokio::spawn(watch::sandboxes(
+            cluster.clone(),
+            cache.clone(),
+            agent.clone(),
+            activity.clone(),
+            ended.clone(),
+        ));
+        Self {
+            cluster,
+            cache,
+            agent,
+            activity,
+            allocator,
+            telemetry,
+        }
+    }
+
+    fn server(
+        &self,
+        settings: &Settings,
+        audit: Destination,
+        session: Option<SessionId>,
+        stop: CancellationToken,
+    ) -> BashServer {
+        let runner = Runner::new(
+            self.allocator.clone(),
+            self.cluster.clone(),
+            self.cache.clone(),
+            self.agent.clone(),
+            settings.key.clone(),
+            self.activity.clone(),
+            self.telemetry.clone(),
+        );
+        let audit = Audit::new(settings.audit_commands, audit);
+        BashServer::new(runner, audit, self.telemetry.clone(), session, stop)
+    }
+}
+
+async fn start_probes(
+    settings: &Settings,
+    registry: Arc<Registry>,
+    health: Arc<ServerHealth>,
+    ended: &CancellationToken,
+) -> anyhow::Result<()> {
+    let Some(address) = settings.health_address else {
+        return Ok(());
+    };
+    let listener = TcpListener::bind(address)
+        .await
+        .with_context(|| format!("--health-address {address}"))?;
+    let ended = ended.clone();
+    tokio::spawn(async move {
+        if let Err(error) = probes::serve(listener, probes::router(registry, health), ended).await {
+            tracing::error!(%error, "The listener of probes ended");
+        }
+    });
+    Ok(())
+}
+
+async fn stdio(server: BashServer, stopping: CancellationToken) -> anyhow::Result<()> {
+    // A client that closes the stream before it says anything has nothing to be told.
+    let Some(started) = stopping
+        .run_until_cancelled(server.serve(rmcp::transport::stdio()))
+        .await
+    else {
+        return Ok(());
+    };
+    let running = match started {
+        Ok(running) => running,
+        Err(error) => {
+            tracing::info!(%error, "No client on standard input");
+            return Ok(());
+        }
+    };
+    let stop = running.cancellation_token();
+    let waiting = running.waiting();
+    tokio::pin!(waiting);
+    tokio::select! {
+        reason = &mut waiting => { reason.context("the stdio transport failed")?; }
+        () = stopping.cancelled() => {
+            stop.cancel();
+            waiting.await.context("the stdio transport failed")?;
+        }
+    }
+    Ok(())
+}
+
+/// The HTTP listener.
+struct Served {
+    router: axum::Router,
+    certificate: Option<Arc<Certificate>>,
+    drain: Duration,
+}
+
+impl Served {
+    async fn run(
+        self,
+        http: &HttpSettings,
+        stopping: CancellationToken,
+        ended: &CancellationToken,
+    ) -> anyhow::Result<()> {
+        let listener = TcpListener::bind(http.addresses.as_slice())
+            .await
+            .context("--address")?;
+        let address = listener.local_addr().context("--address")?;
+        let scheme = if self.certificate.is_some() { "https" } else { "http" };
+        tracing::info!(%address, url = format!("{scheme}://{address}/mcp"), "Listening");
+        let close = CancellationToken::new();
+        let lame_duck = if address.ip().is_loopback() {
+            Duration::ZERO
+        } else {
+            LAME_DUCK
+        };
+        let closing = close.clone();
+        tokio::spawn(async move {
+            stopping.cancelled().await;
+            tokio::time::sleep(lame_duck).await;
+            closing.cancel();
+        });
+        match self.certificate {
+            None => listener::serve(listener, Plain, self.router, Limits::default(), close, self.drain).await,
+            Some(certificate) => {
+                let accept: TlsAccept = certificate.acceptor().context("TLS")?;
+                tokio::spawn(certificate.follow(ended.clone()));
+                listener::serve(listener, accept, self.router, Limits::default(), close, self.drain).await;
+            }
+        }
+        tracing::info!("Stopped");
+        Ok(())
+    }
+}

@@ -1,0 +1,242 @@
+//! What the server knows of its instance's sandboxes: a pure store fed by a watch and by the answers to its own writes,
+//! so that no call needs a LIST. Sharing and waiting are [`cache`]'s.
+
+pub mod cache;
+mod losses;
+mod sandbox;
+
+use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::Pod;
+use kube::runtime::watcher::Event;
+use sha2::{Digest, Sha256};
+
+use self::losses::Losses;
+pub use self::sandbox::{ENDED_ANNOTATION, Phase, Sandbox};
+use crate::session::SessionId;
+
+/// How many deleted pods are remembered, so that a late answer to a write cannot bring one back.
+const REMEMBERED_DELETIONS: usize = 1024;
+
+/// The sandboxes of one instance.
+#[derive(Debug, Default)]
+pub struct SandboxStore {
+    by_name: HashMap<String, Arc<Sandbox>>,
+    by_session: HashMap<SessionId, BTreeSet<String>>,
+    pool: BTreeSet<String>,
+    losses: Losses,
+    deleted: VecDeque<String>,
+    relist: Option<Relist>,
+    synced: bool,
+}
+
+/// A LIST in progress: what it brought so far, and which pods an answer to a write was newer for.
+#[derive(Debug, Default)]
+struct Relist {
+    listed: HashMap<String, Arc<Sandbox>>,
+    observed: HashSet<String>,
+}
+
+impl SandboxStore {
+    /// Whether one whole LIST has been seen.
+    #[must_use]
+    pub fn synced(&self) -> bool {
+        self.synced
+    }
+
+    /// Applies what the watch says.
+    pub fn apply(&mut self, event: &Event<Pod>) {
+        match event {
+            Event::Apply(pod) => {
+                if let Some(sandbox) = Sandbox::from_pod(pod) {
+                    self.put(sandbox);
+                }
+            }
+            Event::Delete(pod) => {
+                if let (Some(name), Some(uid)) = (&pod.metadata.name, &pod.metadata.uid) {
+                    // The last state of the pod tells why it went; the entry may be older.
+                    if let Some(last) = Sandbox::from_pod(pod) {
+                        self.put(last);
+                    }
+                    self.remember_deletion(uid);
+                    if self.by_name.get(name).is_some_and(|sandbox| sandbox.uid == *uid) {
+                        self.remove(name);
+                    }
+                }
+            }
+            Event::Init => self.relist = Some(Relist::default()),
+            Event::InitApply(pod) => {
+                if let (Some(relist), Some(sandbox)) = (&mut self.relist, Sandbox::from_pod(pod)) {
+                    relist.listed.insert(sandbox.name.clone(), Arc::new(sandbox));
+                }
+            }
+            Event::InitDone => self.finish_relist(),
+        }
+    }
+
+    /// Takes the answer to a create, claim or delete of our own: the watch may be some milliseconds behind.
+    pub fn observe(&mut self, pod: &Pod) {
+        let Some(sandbox) = Sandbox::from_pod(pod) else { return };
+        if self.deleted.contains(&sandbox.uid) {
+            return;
+        }
+        if let Some(relist) = &mut self.relist {
+            relist.observed.insert(sandbox.name.clone());
+        }
+        self.put(sandbox);
+    }
+
+    /// The sandboxes that carry a session's label, the one that everybody uses first: a claimed pod before a created
+    /// one, then by name; dead and terminating ones last.
+    #[must_use]
+    pub fn of_session(&self, session: &SessionId) -> Vec<Arc<Sandbox>> {
+        let names = self.by_session.get(session).into_iter().flatten();
+        let mut found: Vec<Arc<Sandbox>> = names.filter_map(|name| self.by_name.get(name)).cloned().collect();
+        found.sort_by(|a, b| (!a.usable(), !a.claimed, &a.name).cmp(&(!b.usable(), !b.claimed, &b.name)));
+        found
+    }
+
+    /// A sandbox by the pod's name.
+    #[must_use]
+    pub fn get(&self, name: &str) -> Option<&Arc<Sandbox>> {
+        self.by_name.get(name)
+    }
+
+    /// Ready pods of the pool that were built as this server builds, in an order that depends on the session: replicas
+    /// that get the same session at once try the same pod first, different sessions spread over the pool.
+    #[must_use]
+    pub fn claimable(&self, session: &SessionId, spec_hash: &str) -> Vec<Arc<Sandbox>> {
+        let mut found: Vec<Arc<Sandbox>> = self
+            .pool
+            .iter()
+            .filter_map(|name| self.by_name.get(name))
+            .filter(|sandbox| sandbox.usable() && sandbox.ready && sandbox.spec_hash.as_deref() == Some(spec_hash))
+            .cloned()
+            .collect();
+        found.sort_by_cached_key(|sandbox| {
+            Sha256::new()
+                .chain_update(session.as_str())
+                .chain_update([0])
+                .chain_update(&sandbox.name)
+                .finalize()
+        });
+        found
+    }
+
+    /// Number of sessions that have a living sandbox.
+    #[must_use]
+    pub fn sessions(&self) -> usize {
+        let lives = |names: &BTreeSet<String>| {
+            names
+                .iter()
+                .any(|name| self.by_name.get(name).is_some_and(|s| s.usable()))
+        };
+        self.by_session.values().filter(|names| lives(names)).count()
+    }
+
+    /// Number of ready pods of the pool.
+    #[must_use]
+    pub fn ready_pool(&self) -> usize {
+        self.pool
+            .iter()
+            .filter(|name| self.by_name.get(*name).is_some_and(|s| s.usable() && s.ready))
+            .count()
+    }
+
+    /// UIDs of all sandboxes.
+    #[must_use]
+    pub fn uids(&self) -> HashSet<String> {
+        self.by_name.values().map(|sandbox| sandbox.uid.clone()).collect()
+    }
+
+    /// Why the session's earlier sandbox is gone, told once: whoever makes the next one takes it.
+    pub fn take_loss(&mut self, session: &SessionId) -> Option<String> {
+        self.losses.take(session)
+    }
+
+    fn put(&mut self, sandbox: Sandbox) {
+        if let Some(known) = self.by_name.get(&sandbox.name) {
+            if known.newer_than(&sandbox) {
+                return;
+            }
+            let (name, replaced) = (known.name.clone(), known.uid != sandbox.uid);
+            if replaced {
+                self.remove(&name);
+            } else {
+                self.unindex(&name);
+            }
+        }
+        let sandbox = Arc::new(sandbox);
+        self.index(&sandbox);
+        self.by_name.insert(sandbox.name.clone(), sandbox);
+    }
+
+    fn index(&mut self, sandbox: &Sandbox) {
+        match &sandbox.session {
+            Some(session) => {
+                self.by_session
+                    .entry(session.clone())
+                    .or_default()
+                    .insert(sandbox.name.clone());
+            }
+            None => {
+                self.pool.insert(sandbox.name.clone());
+            }
+        }
+    }
+
+    fn unindex(&mut self, name: &str) {
+        self.pool.remove(name);
+        let Some(session) = self.by_name.get(name).and_then(|sandbox| sandbox.session.clone()) else {
+            return;
+        };
+        if let Some(names) = self.by_session.get_mut(&session) {
+            names.remove(name);
+            if names.is_empty() {
+                self.by_session.remove(&session);
+            }
+        }
+    }
+
+    fn remove(&mut self, name: &str) {
+        self.unindex(name);
+        let Some(gone) = self.by_name.remove(name) else { return };
+        if let Some(session) = &gone.session
+            && !gone.ended
+            && !self.of_session(session).iter().any(|other| other.usable())
+        {
+            self.losses.record(session.clone(), gone.loss());
+        }
+    }
+
+    fn remember_deletion(&mut self, uid: &str) {
+        if self.deleted.len() == REMEMBERED_DELETIONS {
+            self.deleted.pop_front();
+        }
+        self.deleted.push_back(uid.to_owned());
+    }
+
+    fn finish_relist(&mut self) {
+        let Some(relist) = self.relist.take() else { return };
+        let gone: Vec<String> = self
+            .by_name
+            .keys()
+            .filter(|name| !relist.listed.contains_key(*name) && !relist.observed.contains(*name))
+            .cloned()
+            .collect();
+        for name in gone {
+            if let Some(uid) = self.by_name.get(&name).map(|sandbox| sandbox.uid.clone()) {
+                self.remember_deletion(&uid);
+            }
+            self.remove(&name);
+        }
+        for sandbox in relist.listed.into_values() {
+            self.put(Arc::unwrap_or_clone(sandbox));
+        }
+        self.synced = true;
+    }
+}
+
+#[cfg(test)]
+mod tests;

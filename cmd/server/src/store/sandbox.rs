@@ -1,0 +1,197 @@
+//! One sandbox as the server needs it, read from its pod: some hundred bytes in place of some kilobytes.
+
+use std::net::IpAddr;
+
+use cli_mcp_api::labels;
+use cli_mcp_sandbox::pod;
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{ContainerStatus, Pod, PodStatus};
+
+use crate::session::SessionId;
+
+/// Annotation on a sandbox that is deleted on purpose, so that no replica reports its end as a loss.
+pub const ENDED_ANNOTATION: &str = "cli-mcp.redhat.com/ended";
+
+/// Where a sandbox is in its life.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Phase {
+    /// Not running yet; the reason the kubelet or scheduler gives for that, if any.
+    Starting(Option<String>),
+    /// Its container runs.
+    Running,
+    /// Its container ended, or the pod failed; the reason.
+    Dead(String),
+    /// It is being deleted; the time when it should be gone.
+    Terminating(Option<Timestamp>),
+}
+
+/// One sandbox.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Sandbox {
+    /// Name of the pod.
+    pub name: String,
+    /// UID of the pod.
+    pub uid: String,
+    /// The pod's resourceVersion, for a claim that must not overwrite another's.
+    pub resource_version: String,
+    /// Its session; none in the pool.
+    pub session: Option<SessionId>,
+    /// Whether it came from the pool rather than being created for the session.
+    pub claimed: bool,
+    /// Hash of the template it was built from.
+    pub spec_hash: Option<String>,
+    /// The pod's address, as soon as it has one.
+    pub address: Option<IpAddr>,
+    /// Where it is in its life.
+    pub phase: Phase,
+    /// Whether the kubelet found it ready.
+    pub ready: bool,
+    /// Whether its end was asked for by a client or by the server itself.
+    pub ended: bool,
+}
+
+impl Sandbox {
+    /// Reads a pod. None for an object without name or UID, and for a label that is no session id.
+    #[must_use]
+    pub fn from_pod(pod: &Pod) -> Option<Self> {
+        let metadata = &pod.metadata;
+        let name = metadata.name.clone()?;
+        let instance = metadata
+            .labels
+            .as_ref()
+            .and_then(|labels| labels.get(labels::INSTANCE))
+            .cloned()
+            .unwrap_or_default();
+        let session = match metadata
+            .labels
+            .as_ref()
+            .and_then(|labels| labels.get(labels::SESSION_ID))
+        {
+            None => None,
+            Some(text) => Some(text.parse::<SessionId>().ok()?),
+        };
+        let annotation = |key: &str| {
+            metadata
+                .annotations
+                .as_ref()
+                .and_then(|annotations| annotations.get(key))
+                .cloned()
+        };
+        let status = pod.status.clone().unwrap_or_default();
+        let claimed = session
+            .as_ref()
+            .is_some_and(|id| pod::session_pod_name(&instance, id.as_str()) != name);
+        Some(Self {
+            uid: metadata.uid.clone()?,
+            resource_version: metadata.resource_version.clone().unwrap_or_default(),
+            claimed,
+            session,
+            spec_hash: annotation(labels::SPEC_HASH),
+            address: status.pod_ip.as_deref().and_then(|ip| ip.parse().ok()),
+            phase: phase(metadata.deletion_timestamp.as_ref().map(|time| time.0), &status),
+            ready: condition(&status, "Ready"),
+            ended: annotation(ENDED_ANNOTATION).is_some(),
+            name,
+        })
+    }
+
+    /// Whether a command may be sent to it, now or once it has started.
+    #[must_use]
+    pub fn usable(&self) -> bool {
+        matches!(self.phase, Phase::Starting(_) | Phase::Running)
+    }
+
+    /// Why it is gone, for the session's next call.
+    #[must_use]
+    pub fn loss(&self) -> String {
+        match &self.phase {
+            Phase::Dead(reason) => reason.clone(),
+            Phase::Terminating(_) => "its pod was deleted".to_owned(),
+            Phase::Starting(_) | Phase::Running => "its pod disappeared".to_owned(),
+        }
+    }
+
+    /// Whether this state is later than the other's. Versions are compared as numbers
+    /// (<https://kubernetes.io/docs/reference/using-api/api-concepts/#resource-versions>); what is no number is taken as
+    /// older, so that the watch always wins.
+    #[must_use]
+    pub fn newer_than(&self, other: &Self) -> bool {
+        match (
+            self.resource_version.parse::<u128>(),
+            other.resource_version.parse::<u128>(),
+        ) {
+            (Ok(mine), Ok(theirs)) => mine > theirs,
+            _ => false,
+        }
+    }
+}
+
+fn phase(deletion: Option<Timestamp>, status: &PodStatus) -> Phase {
+    if matches!(status.phase.as_deref(), Some("Failed" | "Succeeded")) {
+        return Phase::Dead(death(status));
+    }
+    if deletion.is_some() {
+        return Phase::Terminating(deletion);
+    }
+    let container = container(status);
+    if container
+        .and_then(|container| container.state.as_ref())
+        .is_some_and(|state| state.terminated.is_some())
+    {
+        return Phase::Dead(death(status));
+    }
+    if status.phase.as_deref() == Some("Running") {
+        return Phase::Running;
+    }
+    let waiting = container.and_then(|container| container.state.as_ref()?.waiting.as_ref());
+    let why = match waiting.and_then(|waiting| waiting.reason.clone().map(|reason| (reason, waiting.message.clone()))) {
+        // What the kubelet reports of every start; it explains nothing.
+        Some((reason, _)) if reason == "ContainerCreating" || reason == "PodInitializing" => None,
+        Some((reason, Some(message))) => Some(format!("{reason}: {message}")),
+        Some((reason, None)) => Some(reason),
+        None => unschedulable(status),
+    };
+    Phase::Starting(why)
+}
+
+fn unschedulable(status: &PodStatus) -> Option<String> {
+    let condition = status
+        .conditions
+        .iter()
+        .flatten()
+        .find(|c| c.type_ == "PodScheduled" && c.status == "False")?;
+    let reason = condition.reason.as_deref().unwrap_or("Unschedulable");
+    Some(format!(
+        "{reason}: {}",
+        condition.message.as_deref().unwrap_or("no node takes the pod")
+    ))
+}
+
+fn death(status: &PodStatus) -> String {
+    let terminated = container(status).and_then(|container| container.state.as_ref()?.terminated.as_ref());
+    match (&status.reason, &status.message, terminated) {
+        (Some(reason), Some(message), _) => format!("{reason}: {message}"),
+        (Some(reason), None, _) => reason.clone(),
+        (None, _, Some(end)) => {
+            let reason = end.reason.as_deref().unwrap_or("Terminated");
+            format!("{reason}: its container ended with exit code {}", end.exit_code)
+        }
+        (None, ..) => "its pod ended".to_owned(),
+    }
+}
+
+fn container(status: &PodStatus) -> Option<&ContainerStatus> {
+    status
+        .container_statuses
+        .iter()
+        .flatten()
+        .find(|container| container.name == pod::CONTAINER)
+}
+
+fn condition(status: &PodStatus, kind: &str) -> bool {
+    status
+        .conditions
+        .iter()
+        .flatten()
+        .any(|condition| condition.type_ == kind && condition.status == "True")
+}

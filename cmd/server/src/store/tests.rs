@@ -1,0 +1,286 @@
+//! The store against single events, and against random histories of a watch.
+
+use std::collections::BTreeMap;
+
+use cli_mcp_api::labels;
+use k8s_openapi::api::core::v1::{PodCondition, PodStatus};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
+use proptest::prelude::*;
+
+use super::*;
+
+fn pod(name: &str, uid: &str, version: u64, session: Option<&str>) -> Pod {
+    let mut labels = BTreeMap::from([(labels::INSTANCE.to_owned(), "demo".to_owned())]);
+    if let Some(session) = session {
+        labels.insert(labels::SESSION_ID.to_owned(), session.to_owned());
+    }
+    Pod {
+        metadata: ObjectMeta {
+            name: Some(name.into()),
+            uid: Some(uid.into()),
+            resource_version: Some(version.to_string()),
+            labels: Some(labels),
+            annotations: Some(BTreeMap::from([(labels::SPEC_HASH.to_owned(), "h".to_owned())])),
+            ..ObjectMeta::default()
+        },
+        status: Some(PodStatus {
+            phase: Some("Running".into()),
+            pod_ip: Some("10.0.0.1".into()),
+            conditions: Some(vec![PodCondition {
+                type_: "Ready".into(),
+                status: "True".into(),
+                ..PodCondition::default()
+            }]),
+            ..PodStatus::default()
+        }),
+        ..Pod::default()
+    }
+}
+
+fn session(id: &str) -> SessionId {
+    id.parse().unwrap()
+}
+
+#[test]
+fn an_answer_that_is_newer_than_the_watch_stays() {
+    let mut store = SandboxStore::default();
+    store.apply(&Event::Apply(pod("p", "u", 5, None)));
+    store.observe(&pod("p", "u", 9, Some("s1")));
+    store.apply(&Event::Apply(pod("p", "u", 7, None)));
+    assert_eq!(store.of_session(&session("s1")).len(), 1);
+    assert!(store.claimable(&session("s2"), "h").is_empty());
+}
+
+#[test]
+fn a_late_answer_does_not_bring_a_deleted_pod_back() {
+    let mut store = SandboxStore::default();
+    store.apply(&Event::Delete(pod("p", "u", 9, Some("s1"))));
+    store.observe(&pod("p", "u", 5, Some("s1")));
+    assert!(store.of_session(&session("s1")).is_empty());
+}
+
+#[test]
+fn a_create_during_a_relist_survives_it_and_not_the_next() {
+    let mut store = SandboxStore::default();
+    store.apply(&Event::Init);
+    store.observe(&pod("p", "u", 9, Some("s1")));
+    store.apply(&Event::InitDone);
+    assert_eq!(store.of_session(&session("s1")).len(), 1);
+    store.apply(&Event::Init);
+    store.apply(&Event::InitDone);
+    assert!(store.of_session(&session("s1")).is_empty());
+}
+
+#[test]
+fn a_lost_sandbox_is_told_once_and_an_ended_one_never() {
+    let mut store = SandboxStore::default();
+    let mut evicted = pod("p", "u", 2, Some("s1"));
+    evicted.status = Some(PodStatus {
+        phase: Some("Failed".into()),
+        reason: Some("Evicted".into()),
+        ..PodStatus::default()
+    });
+    store.apply(&Event::Apply(pod("p", "u", 1, Some("s1"))));
+    store.apply(&Event::Delete(evicted));
+    assert_eq!(store.take_loss(&session("s1")).as_deref(), Some("Evicted"));
+    assert_eq!(store.take_loss(&session("s1")), None);
+
+    let mut ended = pod("q", "v", 4, Some("s2"));
+    ended.metadata.annotations = Some(BTreeMap::from([(ENDED_ANNOTATION.to_owned(), "client".to_owned())]));
+    store.apply(&Event::Apply(pod("q", "v", 3, Some("s2"))));
+    store.apply(&Event::Delete(ended));
+    assert_eq!(store.take_loss(&session("s2")), None);
+}
+
+#[test]
+fn the_order_of_the_pool_depends_on_the_session_alone() {
+    let mut store = SandboxStore::default();
+    for n in 0..20 {
+        store.apply(&Event::Apply(pod(&format!("p{n}"), &format!("u{n}"), n, None)));
+    }
+    let order = |id: &str| {
+        store
+            .claimable(&session(id), "h")
+            .iter()
+            .map(|s| s.name.clone())
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(order("a"), order("a"));
+    assert_ne!(order("a"), order("b"));
+    assert!(store.claimable(&session("a"), "other").is_empty());
+}
+
+#[test]
+fn a_claimed_pod_comes_before_a_created_one_and_terminating_ones_last() {
+    let mut store = SandboxStore::default();
+    let created = cli_mcp_sandbox::pod::session_pod_name("demo", "s1");
+    store.apply(&Event::Apply(pod(&created, "u1", 1, Some("s1"))));
+    store.apply(&Event::Apply(pod("z-pool", "u2", 2, Some("s1"))));
+    let mut terminating = pod("a-pool", "u3", 3, Some("s1"));
+    terminating.metadata.deletion_timestamp = Some(Time(jiff::Timestamp::UNIX_EPOCH));
+    store.apply(&Event::Apply(terminating));
+    let names: Vec<String> = store
+        .of_session(&session("s1"))
+        .iter()
+        .map(|s| s.name.clone())
+        .collect();
+    assert_eq!(names, ["z-pool".to_owned(), created, "a-pool".to_owned()]);
+    assert_eq!(store.sessions(), 1);
+}
+
+/// A step of a history: the cluster changes, and the watch reports it, lags behind, breaks and relists.
+#[derive(Clone, Debug)]
+enum Step {
+    Create {
+        name: u8,
+        session: Option<u8>,
+        answered: bool,
+    },
+    Assign {
+        name: u8,
+        session: u8,
+        answered: bool,
+    },
+    Delete {
+        name: u8,
+    },
+    Deliver,
+    /// The watch ends with 410 Gone: undelivered events are lost, a LIST follows, in two pages with changes between.
+    Relist {
+        during: Vec<Step>,
+    },
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let leaf = prop_oneof![
+        (0..6u8, proptest::option::of(0..3u8), any::<bool>()).prop_map(|(name, session, answered)| Step::Create {
+            name,
+            session,
+            answered
+        }),
+        (0..6u8, 0..3u8, any::<bool>()).prop_map(|(name, session, answered)| Step::Assign {
+            name,
+            session,
+            answered
+        }),
+        (0..6u8).prop_map(|name| Step::Delete { name }),
+        Just(Step::Deliver),
+    ];
+    leaf.prop_recursive(2, 24, 6, |inner| {
+        proptest::collection::vec(inner, 0..6).prop_map(|during| Step::Relist { during })
+    })
+}
+
+/// The API server's side of a history.
+#[derive(Default)]
+struct Model {
+    version: u64,
+    pods: BTreeMap<String, Pod>,
+    pending: VecDeque<Event<Pod>>,
+    store: SandboxStore,
+}
+
+impl Model {
+    fn write(&mut self, name: u8, uid: Option<String>, session: Option<&str>, answered: bool) {
+        self.version += 1;
+        let name = format!("p{name}");
+        let uid = uid.unwrap_or_else(|| format!("u{}", self.version));
+        let pod = pod(&name, &uid, self.version, session);
+        self.pods.insert(name, pod.clone());
+        self.pending.push_back(Event::Apply(pod.clone()));
+        if answered {
+            self.store.observe(&pod);
+        }
+    }
+
+    fn run(&mut self, step: &Step) {
+        match step {
+            Step::Create {
+                name,
+                session,
+                answered,
+            } => {
+                if !self.pods.contains_key(&format!("p{name}")) {
+                    self.write(*name, None, session.map(|n| format!("s{n}")).as_deref(), *answered);
+                }
+            }
+            Step::Assign {
+                name,
+                session,
+                answered,
+            } => {
+                if let Some(uid) = self
+                    .pods
+                    .get(&format!("p{name}"))
+                    .and_then(|pod| pod.metadata.uid.clone())
+                {
+                    self.write(*name, Some(uid), Some(&format!("s{session}")), *answered);
+                }
+            }
+            Step::Delete { name } => {
+                if let Some(mut pod) = self.pods.remove(&format!("p{name}")) {
+                    self.version += 1;
+                    pod.metadata.resource_version = Some(self.version.to_string());
+                    self.pending.push_back(Event::Delete(pod));
+                }
+            }
+            Step::Deliver => {
+                if let Some(event) = self.pending.pop_front() {
+                    self.store.apply(&event);
+                }
+            }
+            Step::Relist { during } => {
+                self.pending.clear();
+                self.store.apply(&Event::Init);
+                let listed: Vec<Pod> = self.pods.values().cloned().collect();
+                let half = listed.len() / 2;
+                for pod in &listed[..half] {
+                    self.store.apply(&Event::InitApply(pod.clone()));
+                }
+                for step in during
+                    .iter()
+                    .filter(|step| !matches!(step, Step::Relist { .. } | Step::Deliver))
+                {
+                    self.run(step);
+                }
+                for pod in &listed[half..] {
+                    self.store.apply(&Event::InitApply(pod.clone()));
+                }
+                self.store.apply(&Event::InitDone);
+            }
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 512, ..ProptestConfig::default() })]
+
+    #[test]
+    fn whatever_the_watch_does_the_store_ends_as_the_cluster_is(steps in proptest::collection::vec(step(), 0..60)) {
+        let mut model = Model::default();
+        for step in &steps {
+            model.run(step);
+        }
+        while let Some(event) = model.pending.pop_front() {
+            model.store.apply(&event);
+        }
+        let mut expected: Vec<(String, String, Option<String>)> = model.pods.values().map(|pod| {
+            let session = pod.metadata.labels.as_ref().unwrap().get(labels::SESSION_ID).cloned();
+            (pod.metadata.name.clone().unwrap(), pod.metadata.uid.clone().unwrap(), session)
+        }).collect();
+        expected.sort();
+        let store = &model.store;
+        let mut found: Vec<(String, String, Option<String>)> = store.by_name.values()
+            .map(|s| (s.name.clone(), s.uid.clone(), s.session.as_ref().map(ToString::to_string)))
+            .collect();
+        found.sort();
+        prop_assert_eq!(&found, &expected);
+        let indexed: usize = store.by_session.values().map(BTreeSet::len).sum::<usize>() + store.pool.len();
+        prop_assert_eq!(indexed, expected.len());
+        for (session, names) in &store.by_session {
+            for name in names {
+                prop_assert_eq!(store.by_name[name].session.as_ref(), Some(session));
+            }
+        }
+    }
+}

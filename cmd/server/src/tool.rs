@@ -1,0 +1,219 @@
+//! The MCP side: one tool, `bash`, over every revision of the protocol that the SDK serves. Whatever a model can correct
+//! is a tool result, never a protocol error (contract, section 4).
+
+mod arguments;
+mod definition;
+mod progress;
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use cli_mcp_sandbox::wire::ExecResult;
+use cli_mcp_serving::auth::Caller;
+use cli_mcp_serving::listener::Ends;
+use http::request::Parts;
+use rmcp::model::{
+    CallToolRequestParams, CallToolResponse, CallToolResult, ContentBlock, ErrorData, Implementation, ListToolsResult,
+    PaginatedRequestParams, ServerCapabilities, ServerConfig, Tool,
+};
+use rmcp::service::RequestContext;
+use rmcp::{RoleServer, ServerHandler};
+use tokio_util::sync::CancellationToken;
+
+use self::progress::Progress;
+use crate::agent::Flight;
+use crate::audit::{Audit, Record};
+use crate::call::{Runner, Trail};
+use crate::failure::Failure;
+use crate::session::{SESSION_HEADER, SESSION_META, SessionId};
+use crate::telemetry::Telemetry;
+use crate::trace::TraceContext;
+
+pub use self::definition::NAME;
+
+/// Serves the tool. Clones share everything; nothing of a client outlives its request.
+#[derive(Clone)]
+pub struct BashServer {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    runner: Runner,
+    audit: Audit,
+    telemetry: Telemetry,
+    /// The session of stdio requests that name none.
+    default_session: Option<SessionId>,
+    /// Cancelled when calls must end because the process does.
+    stop: CancellationToken,
+    tool: Tool,
+}
+
+impl BashServer {
+    /// A server over a runner.
+    #[must_use]
+    pub fn new(
+        runner: Runner,
+        audit: Audit,
+        telemetry: Telemetry,
+        default_session: Option<SessionId>,
+        stop: CancellationToken,
+    ) -> Self {
+        Self {
+            inner: Arc::new(Inner {
+                runner,
+                audit,
+                telemetry,
+                default_session,
+                stop,
+                tool: definition::tool(),
+            }),
+        }
+    }
+
+    async fn bash(&self, params: CallToolRequestParams, context: RequestContext<RoleServer>) -> CallToolResult {
+        let started = Instant::now();
+        let mut record = Record::begin(self.caller(&context));
+        let outcome = self.execute(params, &context, &mut record).await;
+        match &outcome {
+            Ok(result) => record.finished(result),
+            Err(failure) => record.failed(failure),
+        }
+        self.inner.telemetry.call(record.outcome());
+        self.inner.audit.write(record, started.elapsed());
+        match outcome {
+            Ok(result) => to_tool_result(&result),
+            Err(failure) => CallToolResult::error(vec![ContentBlock::text(failure.to_string())]),
+        }
+    }
+
+    async fn execute(
+        &self,
+        params: CallToolRequestParams,
+        context: &RequestContext<RoleServer>,
+        record: &mut Record,
+    ) -> Result<ExecResult, Failure> {
+        let parts = context.extensions.get::<Parts>();
+        let trace = trace_of(parts, context);
+        record.traced(trace.trace_id());
+        let request = arguments::parse(params.arguments.unwrap_or_default())?;
+        record.command(&request.command);
+        let session = self.session(parts, context)?;
+        record.session(&session);
+        let flight = Flight::new(request, trace);
+        let mut progress = context
+            .meta
+            .get_progress_token()
+            .map(|token| Progress::new(context.peer.clone(), token));
+        let mut trail = Trail::default();
+        let outcome = tokio::select! {
+            outcome = self.inner.runner.run(&session, &flight, progress.as_mut(), &mut trail) => outcome,
+            () = context.ct.cancelled() => Err(Failure::Cancelled),
+            () = self.inner.stop.cancelled() => Err(Failure::ShuttingDown),
+        };
+        record.trail(&trail);
+        outcome
+    }
+
+    /// The header first; `_meta` serves transports without headers. Two that differ are an error of the client's.
+    fn session(&self, parts: Option<&Parts>, context: &RequestContext<RoleServer>) -> Result<SessionId, Failure> {
+        let header = match parts {
+            Some(parts) => one_header(parts)?,
+            None => None,
+        };
+        let meta = match context.meta.0.get(SESSION_META) {
+            None => None,
+            Some(value) => Some(
+                value
+                    .as_str()
+                    .ok_or(crate::session::InvalidSessionId)?
+                    .parse::<SessionId>()?,
+            ),
+        };
+        match (header, meta) {
+            (Some(header), Some(meta)) if header != meta => Err(Failure::TwoSessions),
+            (Some(session), _) | (None, Some(session)) => Ok(session),
+            (None, None) => self.inner.default_session.clone().ok_or(Failure::NoSession),
+        }
+    }
+
+    fn caller(&self, context: &RequestContext<RoleServer>) -> crate::audit::Identity {
+        let extensions = context.extensions.get::<Parts>().map(|parts| &parts.extensions);
+        crate::audit::Identity {
+            user: extensions
+                .and_then(|extensions| extensions.get::<Caller>())
+                .map(|caller| caller.0.name.clone()),
+            address: extensions
+                .and_then(|extensions| extensions.get::<Ends>())
+                .map(|ends| ends.remote),
+        }
+    }
+}
+
+fn one_header(parts: &Parts) -> Result<Option<SessionId>, Failure> {
+    let mut found: Option<SessionId> = None;
+    for value in parts.headers.get_all(SESSION_HEADER) {
+        let session: SessionId = value.to_str().map_err(|_| crate::session::InvalidSessionId)?.parse()?;
+        if found.as_ref().is_some_and(|other| *other != session) {
+            return Err(Failure::TwoSessions);
+        }
+        found = Some(session);
+    }
+    Ok(found)
+}
+
+/// From the headers, else from `_meta`, where SEP-414 puts it for transports without headers.
+fn trace_of(parts: Option<&Parts>, context: &RequestContext<RoleServer>) -> TraceContext {
+    let headers = parts
+        .map(|parts| TraceContext::from_headers(&parts.headers))
+        .unwrap_or_default();
+    if headers.is_empty() {
+        TraceContext::new(context.meta.get_traceparent(), context.meta.get_tracestate())
+    } else {
+        headers
+    }
+}
+
+fn to_tool_result(result: &ExecResult) -> CallToolResult {
+    match serde_json::to_value(result) {
+        Ok(value) if result.exit_code == 0 => CallToolResult::structured(value),
+        Ok(value) => CallToolResult::structured_error(value),
+        Err(error) => CallToolResult::error(vec![ContentBlock::text(format!("The result cannot be shown: {error}"))]),
+    }
+}
+
+impl ServerHandler for BashServer {
+    fn get_info(&self) -> ServerConfig {
+        ServerConfig::new(ServerCapabilities::builder().enable_tools().build())
+            .with_server_info(
+                Implementation::new("cli-mcp-server", env!("CARGO_PKG_VERSION"))
+                    .with_title("Sandboxed bash for Kubernetes"),
+            )
+            .with_instructions(definition::INSTRUCTIONS)
+    }
+
+    async fn list_tools(
+        &self,
+        _request: Option<PaginatedRequestParams>,
+        _context: RequestContext<RoleServer>,
+    ) -> Result<ListToolsResult, ErrorData> {
+        Ok(ListToolsResult::with_all_items(vec![self.inner.tool.clone()]))
+    }
+
+    fn get_tool(&self, name: &str) -> Option<Tool> {
+        (name == NAME).then(|| self.inner.tool.clone())
+    }
+
+    async fn call_tool(
+        &self,
+        request: CallToolRequestParams,
+        context: RequestContext<RoleServer>,
+    ) -> Result<CallToolResponse, ErrorData> {
+        if request.name != NAME {
+            return Err(ErrorData::invalid_params(
+                format!("Unknown tool {:?}: there is one, {NAME}", request.name),
+                None,
+            ));
+        }
+        Ok(self.bash(request, context).await.into())
+    }
+}

@@ -1,0 +1,178 @@
+//! One call and what comes back: results, errors, progress, cancellation, traces, shutdown.
+
+use serde_json::{Value, json};
+
+use crate::support::api::Cluster;
+use crate::support::server::{KEY, LOCAL, Server, bash, call, eventually, http, refusal, structured};
+use cli_mcp_sandbox::token::HmacKey;
+
+#[tokio::test]
+async fn the_first_call_of_a_session_makes_its_sandbox_and_later_ones_use_it() {
+    let cluster = Cluster::start().await;
+    let mut server = Server::start(&cluster, &[LOCAL]).await;
+    let client = server.client("s1").await;
+
+    let result = bash(&client, "echo hello").await;
+    assert_eq!(result.is_error, Some(false));
+    let content = structured(&result);
+    assert_eq!(content["stdout"], "hello\n");
+    assert_eq!(content["exit_code"], 0);
+    assert!(!content.contains_key("session_reset"));
+
+    let pods = cluster.pods_of("s1");
+    assert_eq!(pods.len(), 1);
+    let environment = pods[0]["spec"]["containers"][0]["env"].to_string();
+    let token = HmacKey::new(&KEY).unwrap().session_token("s1");
+    assert!(environment.contains(&token.digest().to_hex()) && !environment.contains(token.reveal()));
+
+    let before = cluster.requests().len();
+    for _ in 0..20 {
+        bash(&client, "echo again").await;
+    }
+    let after: Vec<String> = cluster.requests().split_off(before);
+    assert!(
+        after.is_empty(),
+        "a warm session costs the API server nothing: {after:?}"
+    );
+
+    let line = server.audit().await;
+    assert_eq!(line["session"], "s1");
+    assert_eq!(line["pod"], pods[0]["metadata"]["name"]);
+    assert_eq!(line["outcome"], "ok");
+    assert_eq!(line["command_bytes"], 10);
+    assert!(line["pod_ip"].as_str().unwrap().starts_with("127."));
+}
+
+#[tokio::test]
+async fn a_failing_command_is_a_result_and_what_a_model_can_correct_is_an_error_text() {
+    let cluster = Cluster::start().await;
+    let server = Server::start(&cluster, &[LOCAL]).await;
+    let client = server.client("s1").await;
+
+    let failed = bash(&client, "exit 3").await;
+    assert_eq!(failed.is_error, Some(true));
+    assert_eq!(structured(&failed)["exit_code"], 3);
+    assert_eq!(structured(&bash(&client, "nonsense").await)["exit_code"], 127);
+
+    assert!(refusal(&call(&client, json!({})).await).contains("command is missing"));
+    assert!(refusal(&call(&client, json!({"command": "echo", "timeout": 301})).await).contains("1 to 300"));
+    assert!(refusal(&bash(&client, "busy").await).contains("busy"));
+
+    let nameless = server.client("").await;
+    assert!(refusal(&bash(&nameless, "echo").await).contains("X-Session-ID"));
+    let invalid = server.client("Not_Valid").await;
+    assert!(refusal(&bash(&invalid, "echo").await).contains("a-z, 0-9"));
+    assert_eq!(cluster.pods().len(), 1);
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_stops_its_command() {
+    let cluster = Cluster::start().await;
+    let mut server = Server::start(&cluster, &[LOCAL]).await;
+    let client = server.client("s1").await;
+    bash(&client, "echo").await;
+    server.audit().await;
+    let body = json!({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "bash", "arguments": {"command": "hang"}}});
+    let request = http()
+        .post(&server.url)
+        .header("accept", "application/json, text/event-stream")
+        .header("x-session-id", "s1")
+        .json(&body)
+        .send();
+    let leaving = tokio::spawn(request);
+    eventually("the command runs", || {
+        cluster.ran_anywhere().contains(&"hang".to_owned())
+    })
+    .await;
+    leaving.abort();
+    let _ = leaving.await;
+    assert_eq!(server.audit().await["outcome"], "cancelled");
+    assert_eq!(structured(&bash(&client, "stopped").await)["stdout"], "hang");
+}
+
+#[tokio::test]
+async fn output_comes_as_progress_while_the_command_runs() {
+    let cluster = Cluster::start().await;
+    let server = Server::start(&cluster, &[LOCAL]).await;
+    for version in ["2025-11-25", "2026-07-28"] {
+        let mut params = json!({"name": "bash", "arguments": {"command": "stream"}, "_meta": {"progressToken": "t"}});
+        if version == "2026-07-28" {
+            params["_meta"]["io.modelcontextprotocol/protocolVersion"] = json!(version);
+            params["_meta"]["io.modelcontextprotocol/clientCapabilities"] = json!({});
+            params["_meta"]["io.modelcontextprotocol/clientInfo"] = json!({"name": "t", "version": "1"});
+        }
+        let answer = http()
+            .post(&server.url)
+            .header("accept", "application/json, text/event-stream")
+            .header("mcp-protocol-version", version)
+            .header("mcp-method", "tools/call")
+            .header("mcp-name", "bash")
+            .header("x-session-id", "s1")
+            .json(&json!({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}))
+            .send()
+            .await
+            .unwrap()
+            .text()
+            .await
+            .unwrap();
+        let messages: Vec<Value> = answer
+            .lines()
+            .filter_map(|line| line.strip_prefix("data: "))
+            .map(|data| serde_json::from_str(data).unwrap())
+            .collect();
+        let (last, progress) = messages.split_last().unwrap_or_else(|| panic!("{version}: {answer}"));
+        assert_eq!(
+            last["result"]["structuredContent"]["stdout"], "one\ntwo\nthree\n",
+            "{version}: {answer}"
+        );
+        let text: String = progress
+            .iter()
+            .map(|message| message["params"]["message"].as_str().unwrap())
+            .collect();
+        assert_eq!(text, "one\ntwo\nthree\n", "{version}");
+        let counts: Vec<f64> = progress
+            .iter()
+            .map(|message| message["params"]["progress"].as_f64().unwrap())
+            .collect();
+        assert!(
+            counts.len() > 1 && counts.is_sorted_by(|a, b| a < b),
+            "{version}: {counts:?}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn the_callers_trace_reaches_the_agent_and_the_audit() {
+    let cluster = Cluster::start().await;
+    let mut server = Server::start(&cluster, &[LOCAL]).await;
+    let trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+    let client = server.client_with("s1", &[("traceparent", trace)]).await;
+    assert_eq!(structured(&bash(&client, "traceparent").await)["stdout"], trace);
+    assert_eq!(server.audit().await["trace_id"], "4bf92f3577b34da6a3ce929d0e0e4736");
+}
+
+#[tokio::test]
+async fn a_call_in_progress_ends_before_the_server_does() {
+    let cluster = Cluster::start().await;
+    let mut server = Server::start(&cluster, &[LOCAL]).await;
+    let client = server.client("s1").await;
+    bash(&client, "echo").await;
+    let peer = client.peer().clone();
+    let arguments = json!({"command": "wait 300"}).as_object().unwrap().clone();
+    let call = tokio::spawn(async move {
+        peer.call_tool(rmcp::model::CallToolRequestParams::new("bash").with_arguments(arguments))
+            .await
+    });
+    eventually("the command runs", || {
+        cluster.ran_anywhere().contains(&"wait 300".to_owned())
+    })
+    .await;
+    let killed = std::process::Command::new("kill")
+        .arg(server.pid().to_string())
+        .status()
+        .unwrap();
+    assert!(killed.success());
+    assert_eq!(structured(&call.await.unwrap().unwrap())["stdout"], "waited\n");
+    drop(client);
+    assert_eq!(server.wait().await.code(), Some(0));
+}

@@ -1,0 +1,107 @@
+//! No sandbox without its preconditions, no command on an open network.
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use crate::support::api::{Cluster, Kubelet};
+use crate::support::server::{LOCAL, Server, bash, http, refusal, structured};
+
+const PROXY: [&str; 5] = [
+    "--proxy-service=cli-mcp-demo-proxy",
+    "--proxy-ca-secret=cli-mcp-demo-proxy-ca",
+    "--dummy-kubeconfig-configmap=cli-mcp-demo-proxy",
+    "--egress-target=10.96.0.1:443",
+    "--egress-control=10.96.0.2:8080",
+];
+
+fn in_place(cluster: &Cluster) {
+    let labels = json!({"cli-mcp.redhat.com/instance": "demo"});
+    let policy = |name: &str, types: Value| json!({"metadata": {"name": name, "namespace": "ns", "labels": labels}, "spec": {"podSelector": {}, "policyTypes": types}});
+    cluster.put(
+        "networkpolicies",
+        policy("cli-mcp-demo-sandbox", json!(["Ingress", "Egress"])),
+    );
+    cluster.put("networkpolicies", policy("cli-mcp-demo-proxy", json!(["Ingress"])));
+    cluster.put("configmaps", json!({"metadata": {"name": "cli-mcp-demo-proxy", "namespace": "ns", "labels": labels}, "data": {"kubeconfig": "x"}}));
+    cluster.put("endpointslices", json!({
+        "metadata": {"name": "cli-mcp-demo-proxy-x", "namespace": "ns", "labels": {"kubernetes.io/service-name": "cli-mcp-demo-proxy"}},
+        "addressType": "IPv4",
+        "endpoints": [{"addresses": ["10.0.0.9"], "conditions": {"ready": true}}],
+        "ports": [],
+    }));
+}
+
+#[tokio::test]
+async fn an_open_network_is_an_error_that_names_the_remedy_and_tells_the_operator() {
+    let cluster = Cluster::start().await;
+    cluster.kubelet(Kubelet::StartsOpen);
+    let server = Server::start(&cluster, &[LOCAL]).await;
+    let text = refusal(&bash(&server.client("s1").await, "echo").await);
+    assert!(
+        text.starts_with("EgressNotEnforced") && text.contains("NetworkPolicy"),
+        "{text}"
+    );
+    assert_eq!(
+        cluster.pods_of("s1")[0]["metadata"]["annotations"]["cli-mcp.redhat.com/egress"],
+        "NotEnforced"
+    );
+    assert!(cluster.ran_anywhere().is_empty());
+}
+
+#[tokio::test]
+async fn the_gate_closes_with_any_precondition_and_assigned_sessions_go_on() {
+    let cluster = Cluster::start().await;
+    in_place(&cluster);
+    let server = Server::start(&cluster, &PROXY).await;
+    let assigned = server.client("assigned").await;
+    structured(&bash(&assigned, "echo").await);
+
+    for (plural, name, expected) in [
+        (
+            "networkpolicies",
+            "cli-mcp-demo-sandbox",
+            "NetworkPolicy cli-mcp-demo-sandbox",
+        ),
+        (
+            "networkpolicies",
+            "cli-mcp-demo-proxy",
+            "NetworkPolicy cli-mcp-demo-proxy",
+        ),
+        ("configmaps", "cli-mcp-demo-proxy", "ConfigMap cli-mcp-demo-proxy"),
+        ("endpointslices", "cli-mcp-demo-proxy-x", "no ready endpoint"),
+    ] {
+        cluster.remove(plural, name);
+        let stranger = server.client("stranger").await;
+        // The watch tells the server; until then it may still create.
+        let mut text = String::new();
+        for _ in 0..500 {
+            let result = bash(&stranger, "echo").await;
+            if result.structured_content.is_none() {
+                text = refusal(&result);
+                break;
+            }
+            http()
+                .delete(format!("{}/sessions/stranger", server.base))
+                .send()
+                .await
+                .unwrap();
+        }
+        assert!(
+            text.starts_with("Not ready") && text.contains(expected),
+            "{plural} {name}: {text}"
+        );
+        structured(&bash(&assigned, "echo").await);
+        in_place(&cluster);
+    }
+    let back = server.client("back").await;
+    let mut open = false;
+    for _ in 0..500 {
+        open = bash(&back, "echo").await.structured_content.is_some();
+        if open {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    assert!(open, "the gate opens again");
+}

@@ -1,0 +1,15 @@
+//! The server's real binary between a real MCP client and a fake cluster.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "the lints know tests by their attribute, not the functions that tests share"
+)]
+
+mod access;
+mod calls;
+mod gate;
+mod sessions;
+mod stdio;
+mod support;

@@ -1,0 +1,293 @@
+//! From a session to its sandbox: claims, races between replicas, deaths, ends.
+
+use std::collections::HashSet;
+
+use cli_mcp_sandbox::token::HmacKey;
+use http::StatusCode;
+use serde_json::json;
+
+use crate::support::api::{Cluster, Kubelet};
+use crate::support::server::{KEY, LOCAL, Server, bash, eventually, http, refusal, structured};
+
+fn fill_pool(cluster: &Cluster, spec_hash: &str, size: usize) {
+    let key = HmacKey::new(&KEY).unwrap();
+    for n in 0..size {
+        let name = format!("cli-mcp-demo-pool-{n}");
+        cluster.add_pool_pod(&name, spec_hash, &key.assign_token(&name).digest().to_hex());
+    }
+}
+
+/// The hash of what the servers of this file build: taken from a pod that one built.
+async fn spec_hash(cluster: &Cluster, server: &Server) -> String {
+    let client = server.client("probe").await;
+    bash(&client, "echo").await;
+    let hash = cluster.pods_of("probe")[0]["metadata"]["annotations"]["cli-mcp.redhat.com/spec-hash"]
+        .as_str()
+        .unwrap()
+        .to_owned();
+    let deleted = http()
+        .delete(format!("{}/sessions/probe", server.base))
+        .send()
+        .await
+        .unwrap();
+    assert_eq!(deleted.status(), StatusCode::NO_CONTENT);
+    eventually("the probe's pod is gone", || cluster.pods_of("probe").is_empty()).await;
+    hash
+}
+
+fn ready(cluster: &Cluster) -> usize {
+    cluster
+        .pods()
+        .iter()
+        .filter(|pod| pod["status"]["phase"] == "Running")
+        .count()
+}
+
+#[tokio::test]
+async fn a_hundred_first_calls_through_two_replicas_make_one_sandbox() {
+    let cluster = Cluster::start().await;
+    let servers = [
+        Server::start(&cluster, &[LOCAL]).await,
+        Server::start(&cluster, &[LOCAL]).await,
+    ];
+    let clients = [servers[0].client("s1").await, servers[1].client("s1").await];
+    let calls = (0..100).map(|n| {
+        let peer = clients[n % 2].peer().clone();
+        tokio::spawn(async move {
+            let arguments = json!({"command": format!("echo {n}")}).as_object().unwrap().clone();
+            let call = rmcp::model::CallToolRequestParams::new("bash").with_arguments(arguments);
+            (n, peer.call_tool(call).await.unwrap())
+        })
+    });
+    for call in calls.collect::<Vec<_>>() {
+        let (n, result) = call.await.unwrap();
+        assert_eq!(structured(&result)["stdout"], format!("{n}\n"));
+    }
+    assert_eq!(cluster.pods().len(), 1);
+    let ran = cluster.ran_anywhere();
+    assert_eq!(
+        (ran.len(), ran.iter().collect::<HashSet<_>>().len()),
+        (100, 100),
+        "each command once"
+    );
+}
+
+#[tokio::test]
+async fn a_hundred_first_calls_over_a_pool_through_two_replicas_claim_one_pod() {
+    let cluster = Cluster::start().await;
+    let servers = [
+        Server::start(&cluster, &[LOCAL]).await,
+        Server::start(&cluster, &[LOCAL]).await,
+    ];
+    let hash = spec_hash(&cluster, &servers[0]).await;
+    fill_pool(&cluster, &hash, 5);
+    eventually("the pool is ready", || ready(&cluster) == 5).await;
+    let clients = [servers[0].client("s1").await, servers[1].client("s1").await];
+    let calls = (0..100).map(|n| {
+        let peer = clients[n % 2].peer().clone();
+        tokio::spawn(async move {
+            let arguments = json!({"command": format!("echo {n}")}).as_object().unwrap().clone();
+            peer.call_tool(rmcp::model::CallToolRequestParams::new("bash").with_arguments(arguments))
+                .await
+                .unwrap()
+        })
+    });
+    for call in calls.collect::<Vec<_>>() {
+        structured(&call.await.unwrap());
+    }
+    let living = cluster
+        .pods_of("s1")
+        .iter()
+        .filter(|pod| pod["metadata"]["deletionTimestamp"].is_null())
+        .count();
+    assert_eq!(living, 1);
+    assert_eq!(cluster.ran_anywhere().iter().collect::<HashSet<_>>().len(), 100);
+}
+
+#[tokio::test]
+async fn fifty_sessions_at_once_over_a_pool_of_ten_get_fifty_sandboxes() {
+    let cluster = Cluster::start().await;
+    let servers = [
+        Server::start(&cluster, &[LOCAL]).await,
+        Server::start(&cluster, &[LOCAL]).await,
+    ];
+    let hash = spec_hash(&cluster, &servers[0]).await;
+    fill_pool(&cluster, &hash, 10);
+    eventually("the pool is ready", || ready(&cluster) == 10).await;
+    let mut calls = Vec::new();
+    for n in 0..50 {
+        let client = servers[n % 2].client(&format!("s{n}")).await;
+        calls.push(tokio::spawn(
+            async move { (n, bash(&client, &format!("echo {n}")).await) },
+        ));
+    }
+    for call in calls {
+        let (n, result) = call.await.unwrap();
+        assert_eq!(structured(&result)["stdout"], format!("{n}\n"));
+    }
+    for n in 0..50 {
+        assert_eq!(cluster.pods_of(&format!("s{n}")).len(), 1, "session s{n}");
+    }
+    let unassigned = cluster
+        .pods()
+        .iter()
+        .filter(|pod| pod["metadata"]["labels"]["cli-mcp.redhat.com/session-id"].is_null())
+        .count();
+    assert_eq!((cluster.pods().len(), unassigned), (50, 0), "the whole pool was used");
+}
+
+#[tokio::test]
+async fn a_pool_pod_of_another_template_is_left_alone() {
+    let cluster = Cluster::start().await;
+    let server = Server::start(&cluster, &[LOCAL]).await;
+    fill_pool(&cluster, "0000000000000000", 1);
+    eventually("the pool is ready", || ready(&cluster) == 1).await;
+    let client = server.client("s1").await;
+    bash(&client, "echo").await;
+    assert_eq!(cluster.pods().len(), 2);
+}
+
+#[tokio::test]
+async fn a_dead_sandbox_is_replaced_and_the_result_says_so_once() {
+    let cluster = Cluster::start().await;
+    let server = Server::start(&cluster, &[LOCAL]).await;
+    let client = server.client("s1").await;
+    bash(&client, "echo").await;
+    let pod = cluster.pods_of("s1")[0]["metadata"]["name"]
+        .as_str()
+        .unwrap()
+        .to_owned();
+    cluster.evict(&pod);
+    server.knows_sessions(0).await;
+    let result = structured(&bash(&client, "echo back").await);
+    assert_eq!(result["stdout"], "back\n");
+    assert!(
+        result["session_reset"].as_str().unwrap().contains("Evicted"),
+        "{result:?}"
+    );
+    assert!(!structured(&bash(&client, "echo").await).contains_key("session_reset"));
+
+    cluster.remove("pods", &pod);
+    server.knows_sessions(0).await;
+    let result = structured(&bash(&client, "echo").await);
+    assert!(
+        result["session_reset"].as_str().unwrap().contains("replaced"),
+        "{result:?}"
+    );
+}
+
+#[tokio::test]
+async fn a_command_whose_sandbox_dies_is_not_sent_again_and_the_session_goes_on() {
+    let cluster = Cluster::start().await;
+    let server = Server::start(&cluster, &[LOCAL]).await;
+    let client = server.client("s1").await;
+    bash(&client, "echo").await;
+    let pod = cluster.pods_of("s1")[0]["metadata"]["name"]
+        .as_str()
+        .unwrap()
+        .to_owned();
+    let text = refusal(&bash(&client, "die").await);
+    assert!(text.contains("may have run"), "{text}");
+    assert_eq!(cluster.ran(&pod), ["echo", "die"]);
+    cluster.evict(&pod);
+    server.knows_sessions(0).await;
+    assert_eq!(structured(&bash(&client, "echo on").await)["stdout"], "on\n");
+    assert!(!cluster.ran_anywhere().contains(&"die".to_owned()));
+}
+
+#[tokio::test]
+async fn delete_ends_a_session_without_a_word_of_loss() {
+    let cluster = Cluster::start().await;
+    let servers = [
+        Server::start(&cluster, &[LOCAL]).await,
+        Server::start(&cluster, &[LOCAL]).await,
+    ];
+    let client = servers[0].client("s1").await;
+    bash(&client, "echo").await;
+    let delete = |id: &str| http().delete(format!("{}/sessions/{id}", servers[0].base)).send();
+    assert_eq!(delete("s1").await.unwrap().status(), StatusCode::NO_CONTENT);
+    assert_eq!(delete("s1").await.unwrap().status(), StatusCode::NO_CONTENT);
+    assert_eq!(delete("never-was").await.unwrap().status(), StatusCode::NO_CONTENT);
+    assert_eq!(delete("Not_Valid").await.unwrap().status(), StatusCode::BAD_REQUEST);
+    eventually("the pod is gone", || cluster.pods().is_empty()).await;
+    let other = servers[1].client("s1").await;
+    let result = structured(&bash(&other, "echo new").await);
+    assert_eq!(result["stdout"], "new\n");
+    assert!(!result.contains_key("session_reset"), "{result:?}");
+}
+
+#[tokio::test]
+async fn a_call_right_after_delete_waits_for_the_old_pod_to_go() {
+    let cluster = Cluster::start().await;
+    let server = Server::start(&cluster, &[LOCAL]).await;
+    let client = server.client("s1").await;
+    for n in 0..5 {
+        assert_eq!(
+            structured(&bash(&client, &format!("echo {n}")).await)["stdout"],
+            format!("{n}\n")
+        );
+        http()
+            .delete(format!("{}/sessions/s1", server.base))
+            .send()
+            .await
+            .unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_sandbox_that_cannot_start_says_why() {
+    let cluster = Cluster::start().await;
+    cluster.kubelet(Kubelet::CannotPull);
+    let server = Server::start(&cluster, &[LOCAL]).await;
+    let text = refusal(&bash(&server.client("s1").await, "echo").await);
+    assert!(
+        text.contains("ErrImageNeverPull") && text.contains("was not run"),
+        "{text}"
+    );
+}
+
+#[tokio::test]
+async fn at_capacity_new_sessions_are_refused_and_old_ones_go_on() {
+    let cluster = Cluster::start().await;
+    let server = Server::start(&cluster, &[LOCAL, "--max-sessions=2"]).await;
+    let clients = [
+        server.client("s1").await,
+        server.client("s2").await,
+        server.client("s3").await,
+    ];
+    structured(&bash(&clients[0], "echo").await);
+    structured(&bash(&clients[1], "echo").await);
+    let text = refusal(&bash(&clients[2], "echo").await);
+    assert!(text.starts_with("At capacity") && text.contains('2'), "{text}");
+    structured(&bash(&clients[0], "echo").await);
+    http()
+        .delete(format!("{}/sessions/s1", server.base))
+        .send()
+        .await
+        .unwrap();
+    structured(&bash(&clients[2], "echo").await);
+}
+
+#[tokio::test]
+async fn activity_is_written_once_for_many_calls() {
+    let cluster = Cluster::start().await;
+    let server = Server::start(&cluster, &[LOCAL]).await;
+    let hash = spec_hash(&cluster, &server).await;
+    fill_pool(&cluster, &hash, 1);
+    eventually("the pool is ready", || ready(&cluster) == 1).await;
+    let client = server.client("s1").await;
+    for _ in 0..20 {
+        bash(&client, "echo").await;
+    }
+    let annotations = cluster.pods_of("s1")[0]["metadata"]["annotations"].clone();
+    assert!(
+        annotations["cli-mcp.redhat.com/last-activity"].is_string()
+            && annotations["cli-mcp.redhat.com/created-at"].is_string()
+    );
+    let patches = cluster
+        .requests()
+        .iter()
+        .filter(|line| line.starts_with("PATCH") && line.contains("pool-0"))
+        .count();
+    assert_eq!(patches, 1, "the claim writes it, and the next is due in 15 s");
+}

@@ -1,0 +1,194 @@
+//! The server under test, as its real binary, and clients of it.
+
+use std::process::Stdio;
+use std::time::Duration;
+
+use rmcp::model::{CallToolRequestParams, CallToolResult, ClientConfig};
+use rmcp::service::RunningService;
+use rmcp::transport::StreamableHttpClientTransport;
+use rmcp::transport::streamable_http_client::StreamableHttpClientTransportConfig;
+use rmcp::{RoleClient, ServiceExt};
+use serde_json::{Map, Value, json};
+use tokio::io::{AsyncBufReadExt, BufReader};
+use tokio::process::{Child, Command};
+
+use super::api::Cluster;
+
+pub(crate) const KEY: [u8; 32] = [7; 32];
+
+/// A running server.
+pub(crate) struct Server {
+    pub(crate) url: String,
+    pub(crate) base: String,
+    child: Child,
+    lines: tokio::sync::mpsc::UnboundedReceiver<String>,
+    _dir: tempfile::TempDir,
+}
+
+/// The flags that every run needs.
+pub(crate) fn flags(dir: &tempfile::TempDir, cluster: &Cluster) -> Vec<String> {
+    let key = dir.path().join("key");
+    let kubeconfig = dir.path().join("kubeconfig");
+    std::fs::write(&key, KEY).unwrap();
+    std::fs::write(&kubeconfig, cluster.kubeconfig()).unwrap();
+    vec![
+        "--namespace=ns".into(),
+        "--instance-name=demo".into(),
+        "--sandbox-image=localhost/sandbox:dev".into(),
+        "--sandbox-service-account=cli-mcp-demo-sandbox".into(),
+        format!("--hmac-key-file={}", key.display()),
+        format!("--kubeconfig={}", kubeconfig.display()),
+        "--sandbox-connection=direct".into(),
+    ]
+}
+
+pub(crate) const LOCAL: &str = "--kubeconfig-secret=kc";
+
+impl Server {
+    pub(crate) async fn start(cluster: &Cluster, more: &[&str]) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let mut args = flags(&dir, cluster);
+        args.extend(["--transport=http", "--stateless", "--address=127.0.0.1:0"].map(str::to_owned));
+        args.extend(more.iter().map(|flag| (*flag).to_owned()));
+        let mut child = Command::new(env!("CARGO_BIN_EXE_server"))
+            .args(args)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .kill_on_drop(true)
+            .spawn()
+            .unwrap();
+        let mut output = BufReader::new(child.stdout.take().unwrap()).lines();
+        let (sender, mut lines) = tokio::sync::mpsc::unbounded_channel();
+        tokio::spawn(async move {
+            while let Ok(Some(line)) = output.next_line().await {
+                let _ = sender.send(line);
+            }
+        });
+        let url = loop {
+            let line = lines.recv().await.expect("the server ended before it listened");
+            let line: Value = serde_json::from_str(&line).unwrap();
+            if let Some(url) = line["url"].as_str() {
+                break url.to_owned();
+            }
+        };
+        let base = url.trim_end_matches("/mcp").to_owned();
+        Self {
+            url,
+            base,
+            child,
+            lines,
+            _dir: dir,
+        }
+    }
+
+    /// The next audit line.
+    pub(crate) async fn audit(&mut self) -> Value {
+        loop {
+            let line = self.lines.recv().await.expect("the server ended");
+            let line: Value = serde_json::from_str(&line).unwrap_or(Value::Null);
+            if line["audit"] == "call" {
+                return line;
+            }
+        }
+    }
+
+    /// Waits until the server knows of this many sessions with a living sandbox.
+    pub(crate) async fn knows_sessions(&self, count: usize) {
+        let expected = format!("cli_mcp_server_sessions {count}\n");
+        for _ in 0..3000 {
+            let metrics = http()
+                .get(format!("{}/metrics", self.base))
+                .send()
+                .await
+                .unwrap()
+                .text()
+                .await
+                .unwrap();
+            if metrics.contains(&expected) {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        panic!("the server never knew of {count} sessions");
+    }
+
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id().unwrap()
+    }
+
+    pub(crate) async fn wait(&mut self) -> std::process::ExitStatus {
+        self.child.wait().await.unwrap()
+    }
+
+    pub(crate) async fn client(&self, session: &str) -> Client {
+        self.client_with(session, &[]).await
+    }
+
+    pub(crate) async fn client_with(&self, session: &str, headers: &[(&str, &str)]) -> Client {
+        let mut all = std::collections::HashMap::new();
+        if !session.is_empty() {
+            all.insert("x-session-id".parse().unwrap(), session.parse().unwrap());
+        }
+        for (name, value) in headers {
+            all.insert(name.parse().unwrap(), value.parse().unwrap());
+        }
+        let config = StreamableHttpClientTransportConfig::with_uri(self.url.clone()).custom_headers(all);
+        let transport = StreamableHttpClientTransport::with_client(http(), config);
+        ClientConfig::default().serve(transport).await.unwrap()
+    }
+}
+
+pub(crate) type Client = RunningService<RoleClient, ClientConfig>;
+
+pub(crate) fn http() -> reqwest::Client {
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    reqwest::Client::builder()
+        .no_proxy()
+        .timeout(Duration::from_secs(120))
+        .build()
+        .unwrap()
+}
+
+/// Calls `bash`.
+pub(crate) async fn bash(client: &Client, command: &str) -> CallToolResult {
+    call(client, json!({"command": command})).await
+}
+
+pub(crate) async fn call(client: &Client, arguments: Value) -> CallToolResult {
+    let Value::Object(arguments) = arguments else {
+        panic!("arguments are an object")
+    };
+    client
+        .call_tool(CallToolRequestParams::new("bash").with_arguments(arguments))
+        .await
+        .unwrap()
+}
+
+/// The text of a result that is an error without structure.
+pub(crate) fn refusal(result: &CallToolResult) -> String {
+    assert_eq!(result.is_error, Some(true), "{result:?}");
+    assert!(result.structured_content.is_none(), "{result:?}");
+    result.content[0].as_text().unwrap().text.clone()
+}
+
+/// The structured content, which the text repeats.
+pub(crate) fn structured(result: &CallToolResult) -> Map<String, Value> {
+    let structured = result
+        .structured_content
+        .clone()
+        .unwrap_or_else(|| panic!("{result:?}"));
+    let text: Value = serde_json::from_str(&result.content[0].as_text().unwrap().text).unwrap();
+    assert_eq!(text, structured);
+    structured.as_object().unwrap().clone()
+}
+
+/// Waits for something to come true.
+pub(crate) async fn eventually(what: &str, mut check: impl FnMut() -> bool) {
+    for _ in 0..3000 {
+        if check() {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    panic!("never: {what}");
+}

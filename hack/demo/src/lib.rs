@@ -1,0 +1,4 @@
+//! A small MCP client for one session of an instance, on the unmodified SDK: the demo prints with it, the end-to-end
+//! tests assert with it.
+
+pub mod session;

@@ -1,0 +1,212 @@
+//! One session over streamable HTTP: connect, call `bash`, delete.
+
+use std::time::Duration;
+
+use rmcp::model::{CallToolRequestParams, JsonObject};
+use rmcp::service::{RoleClient, RunningService};
+use rmcp::transport::StreamableHttpClientTransport;
+use rmcp::transport::streamable_http_client::StreamableHttpClientTransportConfig;
+use rmcp::{ServiceError, ServiceExt};
+use serde::Deserialize;
+
+/// Where an instance is and who calls it.
+#[derive(Clone, Debug)]
+pub struct Endpoint {
+    /// Base URL without `/mcp`, such as `https://localhost:8443`.
+    pub base_url: String,
+    /// PEM certificates that the server's certificate chains to; none for plain HTTP on loopback.
+    pub ca_pem: Option<Vec<u8>>,
+    /// Bearer token, if the server asks for one.
+    pub token: Option<Token>,
+}
+
+/// A bearer token that no `Debug` shows.
+#[derive(Clone)]
+pub struct Token(pub String);
+
+impl std::fmt::Debug for Token {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.write_str("Token([redacted])")
+    }
+}
+
+/// Why a call did not give a result.
+#[derive(Debug, thiserror::Error)]
+pub enum SessionError {
+    /// The HTTP client could not be built or a request failed.
+    #[error("HTTP: {0}")]
+    Http(#[from] reqwest::Error),
+    /// The MCP handshake failed.
+    #[error("could not connect to {url}: {source}")]
+    Connect {
+        /// The MCP endpoint.
+        url: String,
+        /// What the SDK says.
+        #[source]
+        source: Box<rmcp::service::ClientInitializeError>,
+    },
+    /// The call ended as a protocol error.
+    #[error("MCP: {0}")]
+    Call(#[from] ServiceError),
+    /// The tool's structured content is not what its schema says.
+    #[error("unexpected tool result: {0}")]
+    Result(String),
+}
+
+/// What `bash` returned.
+#[derive(Clone, Debug, Default, Deserialize)]
+pub struct BashResult {
+    /// Standard output of the command.
+    #[serde(default)]
+    pub stdout: String,
+    /// Standard error of the command.
+    #[serde(default)]
+    pub stderr: String,
+    /// Exit status; absent when the command never ran.
+    pub exit_code: Option<i32>,
+    /// Milliseconds the command took.
+    #[serde(default)]
+    pub duration_ms: u64,
+    /// The command was ended by its timeout.
+    #[serde(default)]
+    pub timed_out: bool,
+    /// Output was cut.
+    #[serde(default)]
+    pub truncated: bool,
+    /// The session was reset since the last call.
+    pub session_reset: Option<String>,
+    /// Text content of the tool result.
+    #[serde(skip)]
+    pub text: String,
+    /// The tool result is an error.
+    #[serde(skip)]
+    pub is_error: bool,
+}
+
+/// A connected session.
+pub struct Session {
+    service: RunningService<RoleClient, ()>,
+    http: reqwest::Client,
+    base_url: String,
+    id: String,
+}
+
+impl Endpoint {
+    /// An HTTP client that trusts the endpoint's CA only, and sends its token and this session id with every request.
+    ///
+    /// # Errors
+    ///
+    /// When the CA is no PEM certificate or the token is not legal in a header.
+    pub fn http_client(&self, session_id: Option<&str>) -> Result<reqwest::Client, SessionError> {
+        // ring is the one provider in this process: that it is installed already is no error.
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let mut headers = reqwest::header::HeaderMap::new();
+        let illegal = |_| SessionError::Result("the token or session id is not legal in a header".to_owned());
+        if let Some(token) = &self.token {
+            let mut value: reqwest::header::HeaderValue = format!("Bearer {}", token.0).parse().map_err(illegal)?;
+            value.set_sensitive(true);
+            headers.insert(reqwest::header::AUTHORIZATION, value);
+        }
+        if let Some(id) = session_id {
+            headers.insert("x-session-id", id.parse().map_err(illegal)?);
+        }
+        let mut builder = reqwest::Client::builder()
+            .default_headers(headers)
+            .connect_timeout(Duration::from_secs(10))
+            .timeout(Duration::from_secs(400))
+            .no_proxy();
+        if let Some(pem) = &self.ca_pem {
+            builder = builder.tls_certs_only(reqwest::Certificate::from_pem_bundle(pem)?);
+        }
+        Ok(builder.build()?)
+    }
+
+    /// Connects a session.
+    ///
+    /// # Errors
+    ///
+    /// When the endpoint cannot be reached, or refuses the handshake.
+    pub async fn connect(&self, session_id: &str) -> Result<Session, SessionError> {
+        let http = self.http_client(Some(session_id))?;
+        let url = format!("{}/mcp", self.base_url);
+        let config = StreamableHttpClientTransportConfig::with_uri(url.clone());
+        let transport = StreamableHttpClientTransport::with_client(http.clone(), config);
+        let service = ().serve(transport).await.map_err(|source| SessionError::Connect {
+            url,
+            source: Box::new(source),
+        })?;
+        Ok(Session {
+            service,
+            http,
+            base_url: self.base_url.clone(),
+            id: session_id.to_owned(),
+        })
+    }
+}
+
+impl Session {
+    /// The names of the tools that the server lists.
+    ///
+    /// # Errors
+    ///
+    /// When the call ends as a protocol error.
+    pub async fn tools(&self) -> Result<Vec<String>, SessionError> {
+        Ok(self
+            .service
+            .list_all_tools()
+            .await?
+            .into_iter()
+            .map(|tool| tool.name.to_string())
+            .collect())
+    }
+
+    /// Calls `bash` with the default timeout.
+    ///
+    /// # Errors
+    ///
+    /// When the call ends as a protocol error, or its content does not follow the tool's output schema.
+    pub async fn bash(&self, command: &str) -> Result<BashResult, SessionError> {
+        self.call(serde_json::json!({ "command": command })).await
+    }
+
+    /// Calls `bash` with these arguments.
+    ///
+    /// # Errors
+    ///
+    /// When the call ends as a protocol error, or its content does not follow the tool's output schema.
+    pub async fn call(&self, arguments: serde_json::Value) -> Result<BashResult, SessionError> {
+        let arguments: JsonObject =
+            serde_json::from_value(arguments).map_err(|error| SessionError::Result(error.to_string()))?;
+        let mut request = CallToolRequestParams::new("bash");
+        request.arguments = Some(arguments);
+        let reply = self.service.call_tool(request).await?;
+        let text = reply
+            .content
+            .iter()
+            .filter_map(|block| block.as_text())
+            .map(|text| text.text.as_str())
+            .collect();
+        let structured = match reply.structured_content {
+            Some(value) => serde_json::from_value(value).map_err(|error| SessionError::Result(error.to_string()))?,
+            None => BashResult::default(),
+        };
+        Ok(BashResult {
+            text,
+            is_error: reply.is_error.unwrap_or(false),
+            ..structured
+        })
+    }
+
+    /// Ends the session and its sandbox. Returns the HTTP status: 204, also when nothing was left.
+    ///
+    /// # Errors
+    ///
+    /// When the request fails.
+    pub async fn delete(self) -> Result<u16, SessionError> {
+        let url = format!("{}/sessions/{}", self.base_url, self.id);
+        let status = self.http.delete(url).send().await?.status().as_u16();
+        // The MCP connection is stateless: ending it tells the server nothing more.
+        drop(self.service);
+        Ok(status)
+    }
+}

@@ -1,0 +1,43 @@
+#!/usr/bin/env bash
+# Runs the MCP server on this machine, on loopback, without operator and proxy: sandboxes get the named kubeconfig
+# Secret itself, so use it with a credential that you would give the agent.
+set -euo pipefail
+
+server=${SERVER:?the built server; run make run-server}
+namespace=${NAMESPACE:-default}
+image=${SANDBOX_IMAGE:?image of the sandbox}
+secret=${KUBECONFIG_SECRET:-cli-mcp-local-kubeconfig}
+address=${ADDRESS:-localhost:8080}
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+if ! kubectl -n "$namespace" get secret "$secret" >/dev/null; then
+    cat >&2 <<TEXT
+error: Secret $namespace/$secret not found. Make one with a read-only identity:
+  hack/investigation-kubeconfig.sh --namespace $namespace --instance local
+or name another with KUBECONFIG_SECRET=…
+TEXT
+    exit 1
+fi
+kubectl -n "$namespace" apply -f - >&2 <<YAML
+apiVersion: v1
+kind: ServiceAccount
+metadata: {name: cli-mcp-local-sandbox, namespace: $namespace}
+automountServiceAccountToken: false
+YAML
+(umask 077 && head -c 32 /dev/urandom >"$work/hmac-key")
+
+cat <<TEXT
+The server listens on http://$address/mcp. Call it from another terminal:
+
+  curl -s http://$address/mcp -H 'Content-Type: application/json' -H 'Accept: application/json, text/event-stream' \\
+    -H 'X-Session-ID: local' -H 'MCP-Protocol-Version: 2025-11-25' \\
+    -d '{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"bash","arguments":{"command":"kubectl get pods -A"}}}'
+  curl -s -X DELETE http://$address/sessions/local
+
+Ctrl-C ends it; sandboxes stay until their DELETE.
+
+TEXT
+"$server" --transport=http --stateless --address="$address" --namespace="$namespace" --instance-name=local \
+    --sandbox-image="$image" --sandbox-service-account=cli-mcp-local-sandbox --hmac-key-file="$work/hmac-key" \
+    --kubeconfig-secret="$secret"

@@ -1,0 +1,189 @@
+//! Instances made the way a user makes them: the scripts of `hack/`, `kubectl apply`, `kubectl wait`, a port-forward.
+
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, Stdio};
+use std::sync::OnceLock;
+
+use anyhow::{Context, Result, bail};
+use cli_mcp_demo::session::{Endpoint, Session, Token};
+
+use crate::{cluster, kubectl};
+
+/// A Ready instance and a way to talk to it.
+pub struct Instance {
+    /// Its namespace, which enforces the `restricted` Pod Security Standard.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+    /// Its server, with the token of the instance's client ServiceAccount.
+    pub endpoint: Endpoint,
+    // Kept for as long as the instance is used: dropping them ends the forward and removes the CA file.
+    _forward: Forward,
+    _files: tempfile::TempDir,
+}
+
+/// A running `kubectl port-forward`.
+struct Forward(Child);
+
+impl Drop for Forward {
+    fn drop(&mut self) {
+        // It may have ended by itself; nothing else can be done about it here.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// The instance that most tests share, each with sessions of its own. It is made by the first that asks.
+///
+/// # Errors
+///
+/// When it could not be made: every test then fails with the same reason.
+pub fn shared() -> Result<&'static Instance> {
+    static SHARED: OnceLock<Result<Instance>> = OnceLock::new();
+    let made = SHARED.get_or_init(|| {
+        Instance::create(
+            "e2e-shared",
+            "shared",
+            "  sandbox: {warmPoolSize: 1}\n  proxy:\n    targets:\n    - {type: kubernetes, access: ReadWrite}\n",
+        )
+    });
+    made.as_ref()
+        .map_err(|error| anyhow::anyhow!("the shared instance: {error:#}"))
+}
+
+impl Instance {
+    /// Makes an instance in a namespace of its own and waits until it is Ready.
+    ///
+    /// # Errors
+    ///
+    /// When a step fails or the instance does not become Ready.
+    pub fn create(namespace: &str, name: &str, spec: &str) -> Result<Self> {
+        let files = tempfile::tempdir()?;
+        let ca_file = files.path().join("ca.crt");
+        // An earlier run's instance has certificates of its own.
+        kubectl::ok(&["delete", "namespace", namespace, "--ignore-not-found", "--timeout=180s"])?;
+        kubectl::apply(&format!(
+            "apiVersion: v1\nkind: Namespace\nmetadata:\n  name: {namespace}\n  labels: {{pod-security.kubernetes.io/enforce: restricted}}\n"
+        ))?;
+        script(
+            "investigation-kubeconfig.sh",
+            &["--namespace", namespace, "--instance", name],
+        )?;
+        let ca = ca_file.to_str().context("the temporary folder's path is not UTF-8")?;
+        script(
+            "tls-secret.sh",
+            &["--namespace", namespace, "--instance", name, "--ca-out", ca],
+        )?;
+        kubectl::apply(&format!(
+            "apiVersion: cli-mcp.redhat.com/v1alpha1\nkind: CliMcpInstance\nmetadata: {{name: {name}, namespace: {namespace}}}\nspec:\n{spec}"
+        ))?;
+        wait_ready(namespace, name)?;
+        let token = kubectl::ok(&[
+            "-n",
+            namespace,
+            "create",
+            "token",
+            &format!("cli-mcp-{name}-client"),
+            "--duration=1h",
+        ])?;
+        let (forward, port) = Forward::start(namespace, name)?;
+        let endpoint = Endpoint {
+            base_url: format!("https://localhost:{port}"),
+            ca_pem: Some(std::fs::read(&ca_file)?),
+            token: Some(Token(token.trim().to_owned())),
+        };
+        Ok(Self {
+            namespace: namespace.to_owned(),
+            name: name.to_owned(),
+            endpoint,
+            _forward: forward,
+            _files: files,
+        })
+    }
+
+    /// Connects a session of this instance, and waits until its sandbox runs commands: a busy machine may take longer to
+    /// start a pod than the server waits for one.
+    ///
+    /// # Errors
+    ///
+    /// When the server cannot be reached, or the sandbox does not start.
+    pub async fn session(&self, id: &str) -> Result<Session> {
+        let session = self.endpoint.connect(id).await?;
+        cluster::eventually("the sandbox's start", async || {
+            let started = session.bash("true").await?;
+            if started.exit_code != Some(0) {
+                bail!("{}", started.text);
+            }
+            Ok(())
+        })
+        .await?;
+        Ok(session)
+    }
+}
+
+/// Waits for the condition as `kubectl wait` does; a failure shows the instance and its pods.
+///
+/// # Errors
+///
+/// When the instance does not become Ready.
+pub fn wait_ready(namespace: &str, name: &str) -> Result<()> {
+    let instance = format!("climcpinstance/{name}");
+    let waited = kubectl::run(&[
+        "-n",
+        namespace,
+        "wait",
+        "--for=condition=Ready",
+        &instance,
+        "--timeout=180s",
+    ])?;
+    if waited.code != 0 {
+        let status = kubectl::run(&["-n", namespace, "get", &instance, "-o", "jsonpath={.status}"])?;
+        let pods = kubectl::run(&["-n", namespace, "get", "pods", "-o", "wide"])?;
+        bail!("{}\n{}\n{}", waited.stderr, status.stdout, pods.stdout);
+    }
+    Ok(())
+}
+
+impl Forward {
+    fn start(namespace: &str, name: &str) -> Result<(Self, u16)> {
+        let mut child = Command::new("kubectl")
+            .args([
+                "-n",
+                namespace,
+                "port-forward",
+                &format!("service/cli-mcp-{name}"),
+                ":8443",
+            ])
+            .stdout(Stdio::piped())
+            // It prints an error for each connection that a client closes.
+            .stderr(Stdio::null())
+            .spawn()
+            .context("cannot start kubectl")?;
+        let stdout = child.stdout.take().context("no stdout")?;
+        let forward = Self(child);
+        let mut lines = BufReader::new(stdout).lines();
+        let first = lines.next().context("kubectl port-forward ended without a word")??;
+        // Forwarding from 127.0.0.1:PORT -> 8443
+        let port = first
+            .split(" -> ")
+            .next()
+            .and_then(|from| from.rsplit(':').next())
+            .and_then(|port| port.parse().ok());
+        // It goes on to print a line a connection: someone must read them.
+        std::thread::spawn(move || lines.for_each(drop));
+        Ok((
+            forward,
+            port.with_context(|| format!("kubectl port-forward printed {first:?}"))?,
+        ))
+    }
+}
+
+fn script(name: &str, args: &[&str]) -> Result<()> {
+    let output = Command::new(cluster::repository().join("hack").join(name))
+        .args(args)
+        .output()?;
+    if !output.status.success() {
+        bail!("hack/{name}: {}", String::from_utf8_lossy(&output.stderr));
+    }
+    Ok(())
+}

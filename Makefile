@@ -54,7 +54,7 @@ demo: cluster-ready images ## Start a cluster, install the operator, hold a real
 	@$(IN_CLUSTER) DEMO_PROGRAM=$(DEV_BIN_DIR)/demo hack/demo.sh
 
 .PHONY: test
-test: lint test-unit $(if $(filter dev,$(CLUSTER)),test-cluster) test-e2e ## Run everything: lint, unit and component tests, then the tests on the cluster
+test: lint test-unit test-conformance $(if $(filter dev,$(CLUSTER)),test-cluster) test-e2e ## Run everything: lint, unit and component tests, then the tests on the cluster
 
 ##@ Development
 
@@ -107,9 +107,13 @@ deny-advisories: ## Check the dependencies against the RustSec database (downloa
 test-unit: ## Run unit and component tests: real bash, real TLS, no cluster
 	$(CARGO) test --locked --workspace --exclude cli-mcp-e2e
 
+.PHONY: test-conformance
+test-conformance: build ## Run the official MCP conformance suite against the server (needs npm)
+	@if command -v npm >/dev/null; then test/conformance/run.sh $(BIN_DIR)/server; else echo "SKIPPED: npm is not installed, the MCP conformance suite did not run"; fi
+
 .PHONY: test-cluster
 test-cluster: dev-cluster images ## Prove that the development cluster enforces policies, and survives every kind of death
-	cd hack/devcluster && go test -trimpath -vet=off ./internal/...
+	cd hack/devcluster && CGO_ENABLED=0 go test -trimpath -vet=off ./internal/...
 	TEST_IMAGE=$(IMAGE_PREFIX)agent:$(IMAGE_TAG) test/cluster/enforcement
 	test/cluster/lifecycle
 

@@ -67,7 +67,7 @@ pub enum Denied {
     #[error("the path is outside the API of this target: nothing else on the host gets a credential")]
     OutsideApi,
     /// Runs code, opens a tunnel or mints a token.
-    #[error("{what} is denied by the credential proxy: {why}")]
+    #[error("denied by credential proxy: {what}: {why}")]
     Dangerous {
         /// Resource and subresource.
         what: String,
@@ -75,13 +75,13 @@ pub enum Denied {
         why: &'static str,
     },
     /// `access: ReadOnly`.
-    #[error("{0} is denied by the credential proxy: this target is ReadOnly")]
+    #[error("denied by credential proxy: {0}: this target is ReadOnly")]
     ReadOnly(String),
     /// `deniedResources`.
-    #[error("{0} is denied by the credential proxy: the resource is in deniedResources of this target")]
+    #[error("denied by credential proxy: {0}: the resource is in deniedResources of this target")]
     DeniedResource(String),
     /// An upgrade other than websocket on watch.
-    #[error("an upgrade of the connection is denied by the credential proxy, except to websocket on a watch")]
+    #[error("denied by credential proxy: an upgrade of the connection, except to websocket on a watch")]
     Upgrade,
 }
 

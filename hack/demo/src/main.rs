@@ -130,7 +130,7 @@ async fn converse(talk: &mut Conversation<'_>, args: &Args) -> Result<()> {
         .step("The proxy refuses to run code elsewhere, and says why", &exec)
         .await?;
     ensure!(
-        refused.is_error && refused.stderr.contains("credential proxy"),
+        refused.is_error && refused.stderr.contains("denied by credential proxy"),
         "exec was not refused"
     );
 

@@ -1,18 +1,14 @@
 //! The command line's three faces: the program a user starts, and the two that it starts itself as.
 
 use std::ffi::OsString;
-use std::io::{self, Write};
 use std::os::fd::RawFd;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser};
-use cli_mcp_serving::logging;
+use cli_mcp_serving::{exit, logging};
 
 use crate::config::{Cli, Command};
 use crate::{handoff, holder, probe, server};
-
-/// Exit code of a bad invocation.
-const BAD_INVOCATION: u8 = 2;
 
 /// Runs the program named by the process's arguments.
 #[must_use]
@@ -38,23 +34,19 @@ fn serve_from_descriptor(number: Option<RawFd>) -> anyhow::Result<()> {
 }
 
 fn command_line() -> ExitCode {
-    let cli = Cli::parse();
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => return exit::without_arguments(&error, "agent"),
+    };
     match cli.command {
         Some(Command::Probe(arguments)) => code_of(&probe::probe(arguments.listen).map_err(anyhow::Error::from)),
-        Some(Command::Completion { shell }) => {
-            let mut script = Vec::new();
-            clap_complete::generate(shell, &mut Cli::command(), "agent", &mut script);
-            code_of(&io::stdout().lock().write_all(&script).map_err(anyhow::Error::from))
-        }
+        Some(Command::Completion { shell }) => exit::completion(shell, Cli::command(), "agent"),
         None => match cli.serve.settings() {
             Ok(settings) => match handoff::start_again(&settings) {
                 Ok(never) => match never {},
                 Err(error) => code_of(&Err(anyhow::anyhow!("the agent cannot start itself: {error}"))),
             },
-            Err(error) => {
-                complain(&error.to_string());
-                ExitCode::from(BAD_INVOCATION)
-            }
+            Err(error) => exit::refuse(error),
         },
     }
 }
@@ -62,14 +54,6 @@ fn command_line() -> ExitCode {
 fn code_of(result: &anyhow::Result<()>) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            complain(&format!("{error:#}"));
-            ExitCode::FAILURE
-        }
+        Err(error) => exit::fail(format_args!("{error:#}")),
     }
-}
-
-fn complain(text: &str) {
-    // Nothing is left to do when standard error is closed.
-    let _ = writeln!(io::stderr().lock(), "error: {text}");
 }

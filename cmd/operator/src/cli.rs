@@ -118,19 +118,6 @@ pub struct RunArguments {
     pub sandbox_image: Option<String>,
 }
 
-/// What clap has to say about a bad invocation, on one line.
-#[must_use]
-pub fn one_line(error: &clap::Error) -> String {
-    let text = error.render().to_string();
-    let what = text
-        .lines()
-        .take_while(|line| !line.starts_with("Usage:"))
-        .map(str::trim)
-        .filter(|line| !line.is_empty());
-    let joined = what.collect::<Vec<_>>().join(" ");
-    format!("{} (see operator --help)", joined.trim_start_matches("error: "))
-}
-
 #[cfg(test)]
 mod tests {
     use clap::CommandFactory;
@@ -156,11 +143,5 @@ mod tests {
         assert!(direct.command.is_none() && direct.run.leader_elect);
         let named = Cli::try_parse_from(["operator", "run", "--leader-elect"]).unwrap();
         assert!(matches!(named.command, Some(Command::Run(run)) if run.leader_elect));
-    }
-
-    #[test]
-    fn a_bad_invocation_is_one_line_that_names_the_flag() {
-        let line = one_line(&Cli::try_parse_from(["operator", "--leader-elected"]).unwrap_err());
-        assert!(!line.contains('\n') && line.contains("--leader-elected"), "{line}");
     }
 }

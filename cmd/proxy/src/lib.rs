@@ -58,17 +58,6 @@ pub enum RunError {
     Io(#[from] std::io::Error),
 }
 
-impl RunError {
-    /// 2 for what the invocation is to blame for, else 1.
-    #[must_use]
-    pub const fn exit_code(&self) -> u8 {
-        match self {
-            Self::Start(_) => 2,
-            Self::Io(_) => 1,
-        }
-    }
-}
-
 /// Runs the program until SIGTERM.
 ///
 /// # Errors

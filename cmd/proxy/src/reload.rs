@@ -30,7 +30,7 @@ pub struct Directories {
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
     /// A file cannot be read.
-    #[error("{path}: {source}")]
+    #[error("cannot read {path}: {source}; give the mounted folder with --routes-dir, --kubeconfig-dir or --ca-dir")]
     Read {
         /// The file.
         path: PathBuf,

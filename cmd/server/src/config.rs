@@ -250,23 +250,6 @@ pub enum EgressCheckFlag {
     Disabled,
 }
 
-/// What clap has to say about a bad invocation, on one line.
-#[must_use]
-pub fn one_line(error: &clap::Error) -> String {
-    let text = error.render().to_string();
-    let what: Vec<&str> = text
-        .lines()
-        .take_while(|line| !line.starts_with("Usage:"))
-        .map(str::trim)
-        .collect();
-    let joined = what
-        .into_iter()
-        .filter(|line| !line.is_empty())
-        .collect::<Vec<_>>()
-        .join(" ");
-    format!("{} (see server --help)", joined.trim_start_matches("error: "))
-}
-
 #[cfg(test)]
 mod tests {
     use clap::CommandFactory;
@@ -290,13 +273,5 @@ mod tests {
                 "--{long}"
             );
         }
-    }
-
-    #[test]
-    fn a_missing_flag_is_one_line_that_names_it() {
-        let error = Cli::try_parse_from(["server", "--namespace", "ns"]).unwrap_err();
-        let line = one_line(&error);
-        assert!(!line.contains('\n'), "{line}");
-        assert!(line.contains("--hmac-key-file"), "{line}");
     }
 }

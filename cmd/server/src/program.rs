@@ -2,7 +2,6 @@
 
 mod wiring;
 
-use std::io::Write;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,11 +9,11 @@ use std::time::Duration;
 use clap::{CommandFactory, FromArgMatches};
 use clap_complete::Shell;
 use cli_mcp_api::names;
-use cli_mcp_serving::logging;
 use cli_mcp_serving::tls::Certificate;
+use cli_mcp_serving::{exit, logging};
 
+use crate::config::Cli;
 use crate::config::settings::{ConfigError, Settings, Transport};
-use crate::config::{Cli, one_line};
 use crate::host::HostPolicy;
 
 /// How long the runtime may take to end; a read of standard input cannot be interrupted.
@@ -32,23 +31,14 @@ pub fn run() -> ExitCode {
     let cli = match parsed {
         Ok(Parsed::Run(cli)) => *cli,
         Ok(Parsed::Completion(shell)) => {
-            clap_complete::generate(shell, &mut Cli::command(), "server", &mut std::io::stdout().lock());
-            return ExitCode::SUCCESS;
+            return exit::completion(shell, Cli::command(), "server");
         }
-        Err(error) if !error.use_stderr() => {
-            // --help and --version.
-            return if error.print().is_ok() {
-                ExitCode::SUCCESS
-            } else {
-                ExitCode::FAILURE
-            };
-        }
-        Err(error) => return complain(&one_line(&error), 2),
+        Err(error) => return exit::without_arguments(&error, "server"),
     };
     let prepared = Settings::try_from(cli).and_then(Prepared::new);
     let prepared = match prepared {
         Ok(prepared) => prepared,
-        Err(error) => return complain(&error.to_string(), 2),
+        Err(error) => return exit::refuse(error),
     };
     logging::init(match prepared.settings.transport {
         Transport::Stdio { .. } => logging::Stream::Stderr,
@@ -56,13 +46,13 @@ pub fn run() -> ExitCode {
     });
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime,
-        Err(error) => return complain(&format!("the runtime cannot start: {error}"), 1),
+        Err(error) => return exit::fail(format_args!("the runtime cannot start: {error}")),
     };
     let outcome = runtime.block_on(wiring::serve(prepared));
     runtime.shutdown_timeout(RUNTIME_END);
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) => complain(&format!("{error:#}"), 1),
+        Err(error) => exit::fail(format_args!("{error:#}")),
     }
 }
 
@@ -70,12 +60,6 @@ pub fn run() -> ExitCode {
 enum Parsed {
     Run(Box<Cli>),
     Completion(Shell),
-}
-
-fn complain(text: &str, code: u8) -> ExitCode {
-    // Nothing is left to be told where standard error is closed.
-    let _ = writeln!(std::io::stderr().lock(), "error: {text}");
-    ExitCode::from(code)
 }
 
 /// A checked invocation, and what can be read from files before anything runs.

@@ -3,6 +3,7 @@
 
 #[cfg(feature = "auth")]
 pub mod auth;
+pub mod exit;
 pub mod listener;
 pub mod logging;
 pub mod metrics;

@@ -120,7 +120,11 @@ async fn cases_9_47_other_upgrades_are_refused() {
     let response = lab
         .request("POST /api/v1/namespaces/n/pods/p/exec HTTP/1.1\r\nHost: HOST\r\nConnection: Upgrade\r\nUpgrade: SPDY/3.1\r\nContent-Length: 0\r\n\r\n")
         .await;
-    assert!(response.text().contains("denied by credential proxy: pods/exec"), "{}", response.text());
+    assert!(
+        response.text().contains("denied by credential proxy: pods/exec"),
+        "{}",
+        response.text()
+    );
     assert!(lab.upstream.received().is_empty());
 }
 

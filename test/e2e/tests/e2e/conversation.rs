@@ -90,14 +90,20 @@ async fn running_code_elsewhere_is_refused_with_a_reason() -> Result<()> {
     let exec = session
         .bash(&format!("kubectl exec -n {} {pod} -- id", shared.namespace))
         .await?;
-    ensure!(exec.is_error && exec.stderr.contains("denied by credential proxy"), "{exec:?}");
+    ensure!(
+        exec.is_error && exec.stderr.contains("denied by credential proxy"),
+        "{exec:?}"
+    );
     let token = session
         .bash(&format!(
             "kubectl create token -n {} cli-mcp-investigator",
             shared.namespace
         ))
         .await?;
-    ensure!(token.is_error && token.stderr.contains("denied by credential proxy"), "{token:?}");
+    ensure!(
+        token.is_error && token.stderr.contains("denied by credential proxy"),
+        "{token:?}"
+    );
     session.delete().await?;
     Ok(())
 }

@@ -2,7 +2,7 @@
 //!
 //! [`program`] reads the settings and starts [`server`]; [`http`] turns requests into jobs for the [`queue`];
 //! [`session`] runs them one at a time in a [`shell`], ends them through [`stop`] and brings a lost shell back from a
-//! [`snapshot`].
+//! [`snapshot`]; `running` reads a command's output until its end, `sink` streams it, `outcome` puts the end into words.
 
 pub mod capture;
 pub mod config;
@@ -11,6 +11,7 @@ pub mod handoff;
 pub mod holder;
 pub mod http;
 pub mod metrics;
+pub(crate) mod outcome;
 pub mod pipes;
 pub mod probe;
 pub mod processes;
@@ -18,11 +19,13 @@ pub mod program;
 pub mod queue;
 pub mod reaper;
 pub mod request;
+pub(crate) mod running;
 pub mod script;
 pub mod server;
 pub mod session;
 pub mod shell;
 pub mod signals;
+pub(crate) mod sink;
 pub mod snapshot;
 pub mod spill;
 pub mod stop;

@@ -6,51 +6,37 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use bytes::Bytes;
-use cli_mcp_sandbox::wire::{ExecResult, OutputStream, StreamChunk};
+use cli_mcp_sandbox::wire::OutputStream;
 use nix::sys::signal::Signal;
-use tokio::sync::mpsc;
-use tokio::time::{Instant, sleep_until, timeout};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::capture::Capture;
 use crate::holder::{Holder, Slot};
-use crate::metrics::{CallOutcome, Metrics};
-use crate::pipes::{CallPipes, Input};
+use crate::metrics::Metrics;
+use crate::outcome::{Finished, reset_notice, result_of};
+use crate::pipes::CallPipes;
 use crate::processes::{self, Identity, Roots};
 use crate::queue::{Job, Queue, Refusal};
 use crate::reaper::{ExitCode, Reaper};
-use crate::script::{self, Hazards, Nonce, Status};
+use crate::running::{End, KILLED, Running, collect};
+use crate::script::{self, Nonce};
 use crate::shell::{Answer, Origin, Shell};
+use crate::sink::Sink;
 use crate::snapshot::{Snapshot, may_change_state};
 use crate::spill::SpillFolder;
 use crate::stop::{self, Outcome, Scope};
-use crate::stream::Decoder;
 
 /// `exit_code` of a call that ran out of time, as `timeout(1)` has it.
 const TIMED_OUT: ExitCode = 124;
 /// `exit_code` of a call that was cancelled: as after SIGINT.
 const CANCELLED: ExitCode = 130;
-/// `exit_code` when the shell was killed from outside its own reckoning.
-const KILLED: ExitCode = 137;
 /// How long a snapshot may take before it is given up.
 const SNAPSHOT_WAIT: Duration = Duration::from_secs(1);
 /// Calls that go without a snapshot after one was given up.
 const SNAPSHOT_PAUSE: u32 = 16;
-/// How long a shell may print its state while it ends itself.
-const LAST_WORDS: Duration = Duration::from_secs(1);
-/// When a running call is first looked at for a shell that is back at its prompt without having said so, and the
-/// longest time between two such looks.
-const SILENCE: Duration = Duration::from_millis(50);
-const MAX_SILENCE: Duration = Duration::from_secs(5);
-/// How often a command's status is looked for at once, giving way to bash each time: some tens of microseconds.
-const QUICK_LOOKS: usize = 40;
 /// Bytes read at once.
 const READ_BYTES: usize = 128 << 10;
-/// Bytes of a streamed line at most, before JSON.
-const CHUNK_BYTES: usize = 16 << 10;
-/// How long a client may take for the end of a stream.
-const STREAM_END_WAIT: Duration = Duration::from_secs(30);
 
 /// What the session is made with.
 #[derive(Clone, Debug)]
@@ -86,29 +72,11 @@ pub struct Session {
     buffer: Vec<u8>,
 }
 
-/// How a call ended.
-#[derive(Debug)]
-enum End {
-    Status(Status),
-    Shell(ExitCode),
-    Deadline,
-    Cancelled,
-}
-
 /// What became of one try to run a command.
 enum Ran {
     Finished(Box<Finished>),
     /// Bash is sure never to have read it.
     Unread,
-}
-
-/// A finished call, before it is put into words.
-struct Finished {
-    end: End,
-    exit_code: ExitCode,
-    duration: Duration,
-    stdout: Capture,
-    stderr: Capture,
 }
 
 impl Session {
@@ -593,252 +561,4 @@ async fn idle(shell: Option<&mut Shell>) -> ExitCode {
         }
         shell.forget_noise();
     }
-}
-
-/// One command while it runs.
-struct Running<'a> {
-    shell: &'a mut Shell,
-    pipes: &'a mut CallPipes,
-    nonce: &'a Nonce,
-    deadline: Instant,
-    cancel: &'a CancellationToken,
-}
-
-impl Running<'_> {
-    /// Reads what the command writes until it ends, or must.
-    async fn watch(self, buffer: &mut [u8], stdout: &mut Capture, stderr: &mut Capture, sink: &mut Sink) -> End {
-        let Self {
-            shell,
-            pipes,
-            nonce,
-            deadline,
-            cancel,
-        } = self;
-        let mut error_buffer = vec![0; 16 << 10];
-        let mut asked: Option<Nonce> = None;
-        let mut silence = SILENCE;
-        let mut look_at = Instant::now() + silence;
-        let mut last_words: Option<Instant> = None;
-        // The shortest commands end before this thread could sleep and be woken.
-        for _ in 0..QUICK_LOOKS {
-            if let Some(status) = shell.poll_status(nonce) {
-                return End::Status(status);
-            }
-            std::thread::yield_now();
-        }
-        let timer = sleep_until(deadline);
-        tokio::pin!(timer);
-        loop {
-            let limit = if sink.wanted() { CHUNK_BYTES } else { buffer.len() };
-            let may_read = !sink.blocked();
-            tokio::select! {
-                biased;
-                ended = shell.hear_more() => {
-                    if let Some(code) = ended {
-                        return End::Shell(code);
-                    }
-                    if let Some(status) = shell.poll_status(nonce) {
-                        return End::Status(status);
-                    }
-                    if let Some(status) = asked.as_ref().and_then(|asked| shell.poll_status(asked)) {
-                        return End::Status(status);
-                    }
-                    if shell.ending_with().is_some() && last_words.is_none() {
-                        last_words = Some(Instant::now() + LAST_WORDS);
-                    }
-                }
-                () = cancel.cancelled() => return End::Cancelled,
-                () = &mut timer => return End::Deadline,
-                count = pipes.stdout.read(&mut buffer[..limit]), if may_read && !pipes.stdout.ended() => {
-                    stdout.push(&buffer[..count]);
-                    sink.push(OutputStream::Stdout, &buffer[..count]);
-                }
-                count = pipes.stderr.read(&mut error_buffer), if may_read && !pipes.stderr.ended() => {
-                    stderr.push(&error_buffer[..count]);
-                    sink.push(OutputStream::Stderr, &error_buffer[..count]);
-                }
-                () = sink.flush(), if sink.blocked() => {}
-                () = sleep_until(last_words.unwrap_or(deadline)), if last_words.is_some() => {
-                    let code = shell.ending_with().unwrap_or(KILLED);
-                    shell.signal(Signal::SIGKILL);
-                    shell.exit.wait().await;
-                    return End::Shell(code);
-                }
-                // The wrapper may have broken on what the command left behind: then bash is at its prompt and answers this.
-                () = sleep_until(look_at) => {
-                    silence = (silence * 2).min(MAX_SILENCE);
-                    look_at = Instant::now() + silence;
-                    if !shell.at_prompt() {
-                        continue;
-                    }
-                    if asked.is_some() {
-                        shell.signal(Signal::SIGKILL);
-                        shell.exit.wait().await;
-                        return End::Shell(KILLED);
-                    }
-                    let again = Nonce::new();
-                    let hazards = Hazards { time_unusable: true, ..shell.hazards.clone() };
-                    if shell.write(&script::probe(&again, &hazards)).is_ok() {
-                        shell.hazards = hazards;
-                    }
-                    asked = Some(again);
-                }
-            }
-        }
-    }
-}
-
-/// Takes what is in a pipe at this moment, and no more: a background job may go on writing.
-fn collect(input: &mut Input, buffer: &mut [u8], capture: &mut Capture, stream: OutputStream, sink: &mut Sink) {
-    let mut left = input.waiting();
-    while left > 0 {
-        let room = left.min(buffer.len()).min(CHUNK_BYTES);
-        let Some(count) = input.read_now(&mut buffer[..room]) else {
-            return;
-        };
-        capture.push(&buffer[..count]);
-        sink.push(stream, &buffer[..count]);
-        left -= count.min(left);
-    }
-}
-
-fn reset_notice(what: &str, restored: bool, current: bool) -> String {
-    if !restored {
-        return format!("The shell {what} and was replaced by a fresh one; its state is lost.");
-    }
-    let age = if current { "" } else { " as they were some calls ago" };
-    format!(
-        "The shell {what} and was replaced: working directory, variables, functions, aliases, traps and options are restored{age}; \
-         its job table and open descriptors are lost."
-    )
-}
-
-fn result_of(
-    finished: Finished,
-    seconds: u32,
-    session_reset: Option<String>,
-    shutting_down: bool,
-) -> (ExecResult, CallOutcome, (u64, u64)) {
-    let stdout = finished.stdout.finish();
-    let mut stderr = finished.stderr.finish();
-    let (outcome, note) = match &finished.end {
-        End::Status(_) if finished.exit_code == 0 => (CallOutcome::Success, None),
-        End::Status(_) => (CallOutcome::Failure, None),
-        End::Shell(_) => (CallOutcome::ShellEnded, None),
-        End::Deadline => (
-            CallOutcome::TimedOut,
-            Some(format!("cli-mcp: timed out after {seconds} s; the command was ended")),
-        ),
-        End::Cancelled if shutting_down => (
-            CallOutcome::Cancelled,
-            Some("cli-mcp: the sandbox is shutting down; the command was ended".to_owned()),
-        ),
-        End::Cancelled => (
-            CallOutcome::Cancelled,
-            Some("cli-mcp: cancelled; the command was ended".to_owned()),
-        ),
-    };
-    if let Some(note) = note {
-        if !stderr.text.is_empty() && !stderr.text.ends_with('\n') {
-            stderr.text.push('\n');
-        }
-        stderr.text.push_str(&note);
-        stderr.text.push('\n');
-    }
-    let bytes = (stdout.total, stderr.total);
-    let result = ExecResult {
-        truncated: stdout.truncated || stderr.truncated,
-        stdout: stdout.text,
-        stderr: stderr.text,
-        exit_code: finished.exit_code,
-        duration_ms: u64::try_from(finished.duration.as_millis()).unwrap_or(u64::MAX),
-        timed_out: matches!(finished.end, End::Deadline),
-        session_reset,
-    };
-    (result, outcome, bytes)
-}
-
-/// The streamed form of a call's output. One line waits at most: while it does, nothing more is read, so that a slow
-/// client costs no memory; the command's time goes on.
-struct Sink {
-    lines: Option<mpsc::Sender<Bytes>>,
-    decoders: [Decoder; 2],
-    waiting: Vec<Bytes>,
-}
-
-impl Sink {
-    fn new(lines: Option<mpsc::Sender<Bytes>>) -> Self {
-        Self {
-            lines,
-            decoders: Default::default(),
-            waiting: Vec::new(),
-        }
-    }
-
-    fn wanted(&self) -> bool {
-        self.lines.is_some()
-    }
-
-    fn blocked(&self) -> bool {
-        !self.waiting.is_empty()
-    }
-
-    fn push(&mut self, stream: OutputStream, bytes: &[u8]) {
-        if self.lines.is_some() {
-            let data = self.decoders[stream as usize].push(bytes);
-            self.line(stream, data);
-        }
-    }
-
-    fn line(&mut self, stream: OutputStream, data: String) {
-        if data.is_empty() {
-            return;
-        }
-        if let Some(line) = json_line(&StreamChunk { stream, data })
-            && let Some(lines) = &self.lines
-        {
-            let line = if self.waiting.is_empty() {
-                match lines.try_send(line) {
-                    Ok(()) | Err(mpsc::error::TrySendError::Closed(_)) => return,
-                    Err(mpsc::error::TrySendError::Full(line)) => line,
-                }
-            } else {
-                line
-            };
-            self.waiting.push(line);
-        }
-    }
-
-    /// Waits until the client takes the waiting lines. Cancelled and tried again as output and time go on.
-    async fn flush(&mut self) {
-        let Some(lines) = &self.lines else { return };
-        while !self.waiting.is_empty() {
-            match lines.reserve().await {
-                Ok(permit) => permit.send(self.waiting.remove(0)),
-                Err(_) => self.waiting.clear(),
-            }
-        }
-    }
-
-    /// Sends the rest and the result, without holding up the next call.
-    fn finish(mut self, result: &ExecResult) {
-        if self.lines.is_none() {
-            return;
-        }
-        let rest = [self.decoders[0].finish(), self.decoders[1].finish()];
-        for (stream, data) in [OutputStream::Stdout, OutputStream::Stderr].into_iter().zip(rest) {
-            self.line(stream, data);
-        }
-        self.waiting.extend(json_line(result));
-        tokio::spawn(async move {
-            // A client that does not read in this time has left.
-            let _ = timeout(STREAM_END_WAIT, self.flush()).await;
-        });
-    }
-}
-
-fn json_line<T: serde::Serialize>(value: &T) -> Option<Bytes> {
-    let mut line = serde_json::to_vec(value).ok()?;
-    line.push(b'\n');
-    Some(Bytes::from(line))
 }

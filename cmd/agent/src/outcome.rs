@@ -1,0 +1,75 @@
+//! A finished call put into words: the result, its outcome for metrics and log, and what is said of a replaced shell.
+
+use std::time::Duration;
+
+use cli_mcp_sandbox::wire::ExecResult;
+
+use crate::capture::Capture;
+use crate::metrics::CallOutcome;
+use crate::reaper::ExitCode;
+use crate::running::End;
+
+/// A finished call, before it is put into words.
+pub(crate) struct Finished {
+    pub(crate) end: End,
+    pub(crate) exit_code: ExitCode,
+    pub(crate) duration: Duration,
+    pub(crate) stdout: Capture,
+    pub(crate) stderr: Capture,
+}
+
+pub(crate) fn reset_notice(what: &str, restored: bool, current: bool) -> String {
+    if !restored {
+        return format!("The shell {what} and was replaced by a fresh one; its state is lost.");
+    }
+    let age = if current { "" } else { " as they were some calls ago" };
+    format!(
+        "The shell {what} and was replaced: working directory, variables, functions, aliases, traps and options are restored{age}; \
+         its job table and open descriptors are lost."
+    )
+}
+
+pub(crate) fn result_of(
+    finished: Finished,
+    seconds: u32,
+    session_reset: Option<String>,
+    shutting_down: bool,
+) -> (ExecResult, CallOutcome, (u64, u64)) {
+    let stdout = finished.stdout.finish();
+    let mut stderr = finished.stderr.finish();
+    let (outcome, note) = match &finished.end {
+        End::Status(_) if finished.exit_code == 0 => (CallOutcome::Success, None),
+        End::Status(_) => (CallOutcome::Failure, None),
+        End::Shell(_) => (CallOutcome::ShellEnded, None),
+        End::Deadline => (
+            CallOutcome::TimedOut,
+            Some(format!("cli-mcp: timed out after {seconds} s; the command was ended")),
+        ),
+        End::Cancelled if shutting_down => (
+            CallOutcome::Cancelled,
+            Some("cli-mcp: the sandbox is shutting down; the command was ended".to_owned()),
+        ),
+        End::Cancelled => (
+            CallOutcome::Cancelled,
+            Some("cli-mcp: cancelled; the command was ended".to_owned()),
+        ),
+    };
+    if let Some(note) = note {
+        if !stderr.text.is_empty() && !stderr.text.ends_with('\n') {
+            stderr.text.push('\n');
+        }
+        stderr.text.push_str(&note);
+        stderr.text.push('\n');
+    }
+    let bytes = (stdout.total, stderr.total);
+    let result = ExecResult {
+        truncated: stdout.truncated || stderr.truncated,
+        stdout: stdout.text,
+        stderr: stderr.text,
+        exit_code: finished.exit_code,
+        duration_ms: u64::try_from(finished.duration.as_millis()).unwrap_or(u64::MAX),
+        timed_out: matches!(finished.end, End::Deadline),
+        session_reset,
+    };
+    (result, outcome, bytes)
+}

@@ -1,0 +1,156 @@
+//! One command while it runs: reading what it writes, until it ends or must.
+
+use std::time::Duration;
+
+use cli_mcp_sandbox::wire::OutputStream;
+use nix::sys::signal::Signal;
+use tokio::time::{Instant, sleep_until};
+use tokio_util::sync::CancellationToken;
+
+use crate::capture::Capture;
+use crate::pipes::{CallPipes, Input};
+use crate::reaper::ExitCode;
+use crate::script::{self, Hazards, Nonce, Status};
+use crate::shell::Shell;
+use crate::sink::Sink;
+
+/// `exit_code` when the shell was killed from outside its own reckoning.
+pub(crate) const KILLED: ExitCode = 137;
+/// How long a shell may print its state while it ends itself.
+const LAST_WORDS: Duration = Duration::from_secs(1);
+/// When a running call is first looked at for a shell that is back at its prompt without having said so, and the
+/// longest time between two such looks.
+const SILENCE: Duration = Duration::from_millis(50);
+const MAX_SILENCE: Duration = Duration::from_secs(5);
+/// How often a command's status is looked for at once, giving way to bash each time: some tens of microseconds.
+const QUICK_LOOKS: usize = 40;
+/// Bytes of a streamed line at most, before JSON.
+const CHUNK_BYTES: usize = 16 << 10;
+
+/// How a call ended.
+#[derive(Debug)]
+pub(crate) enum End {
+    Status(Status),
+    Shell(ExitCode),
+    Deadline,
+    Cancelled,
+}
+
+/// One command while it runs.
+pub(crate) struct Running<'a> {
+    pub(crate) shell: &'a mut Shell,
+    pub(crate) pipes: &'a mut CallPipes,
+    pub(crate) nonce: &'a Nonce,
+    pub(crate) deadline: Instant,
+    pub(crate) cancel: &'a CancellationToken,
+}
+
+impl Running<'_> {
+    /// Reads what the command writes until it ends, or must.
+    pub(crate) async fn watch(
+        self,
+        buffer: &mut [u8],
+        stdout: &mut Capture,
+        stderr: &mut Capture,
+        sink: &mut Sink,
+    ) -> End {
+        let Self {
+            shell,
+            pipes,
+            nonce,
+            deadline,
+            cancel,
+        } = self;
+        let mut error_buffer = vec![0; 16 << 10];
+        let mut asked: Option<Nonce> = None;
+        let mut silence = SILENCE;
+        let mut look_at = Instant::now() + silence;
+        let mut last_words: Option<Instant> = None;
+        // The shortest commands end before this thread could sleep and be woken.
+        for _ in 0..QUICK_LOOKS {
+            if let Some(status) = shell.poll_status(nonce) {
+                return End::Status(status);
+            }
+            std::thread::yield_now();
+        }
+        let timer = sleep_until(deadline);
+        tokio::pin!(timer);
+        loop {
+            let limit = if sink.wanted() { CHUNK_BYTES } else { buffer.len() };
+            let may_read = !sink.blocked();
+            tokio::select! {
+                biased;
+                ended = shell.hear_more() => {
+                    if let Some(code) = ended {
+                        return End::Shell(code);
+                    }
+                    if let Some(status) = shell.poll_status(nonce) {
+                        return End::Status(status);
+                    }
+                    if let Some(status) = asked.as_ref().and_then(|asked| shell.poll_status(asked)) {
+                        return End::Status(status);
+                    }
+                    if shell.ending_with().is_some() && last_words.is_none() {
+                        last_words = Some(Instant::now() + LAST_WORDS);
+                    }
+                }
+                () = cancel.cancelled() => return End::Cancelled,
+                () = &mut timer => return End::Deadline,
+                count = pipes.stdout.read(&mut buffer[..limit]), if may_read && !pipes.stdout.ended() => {
+                    stdout.push(&buffer[..count]);
+                    sink.push(OutputStream::Stdout, &buffer[..count]);
+                }
+                count = pipes.stderr.read(&mut error_buffer), if may_read && !pipes.stderr.ended() => {
+                    stderr.push(&error_buffer[..count]);
+                    sink.push(OutputStream::Stderr, &error_buffer[..count]);
+                }
+                () = sink.flush(), if sink.blocked() => {}
+                () = sleep_until(last_words.unwrap_or(deadline)), if last_words.is_some() => {
+                    let code = shell.ending_with().unwrap_or(KILLED);
+                    shell.signal(Signal::SIGKILL);
+                    shell.exit.wait().await;
+                    return End::Shell(code);
+                }
+                // The wrapper may have broken on what the command left behind: then bash is at its prompt and answers this.
+                () = sleep_until(look_at) => {
+                    silence = (silence * 2).min(MAX_SILENCE);
+                    look_at = Instant::now() + silence;
+                    if !shell.at_prompt() {
+                        continue;
+                    }
+                    if asked.is_some() {
+                        shell.signal(Signal::SIGKILL);
+                        shell.exit.wait().await;
+                        return End::Shell(KILLED);
+                    }
+                    let again = Nonce::new();
+                    let hazards = Hazards { time_unusable: true, ..shell.hazards.clone() };
+                    if shell.write(&script::probe(&again, &hazards)).is_ok() {
+                        shell.hazards = hazards;
+                    }
+                    asked = Some(again);
+                }
+            }
+        }
+    }
+}
+
+/// Takes what is in a pipe at this moment, and no more: a background job may go on writing.
+pub(crate) fn collect(
+    input: &mut Input,
+    buffer: &mut [u8],
+    capture: &mut Capture,
+    stream: OutputStream,
+    sink: &mut Sink,
+) {
+    let mut left = input.waiting();
+    while left > 0 {
+        let room = left.min(buffer.len()).min(CHUNK_BYTES);
+        let Some(count) = input.read_now(&mut buffer[..room]) else {
+            return;
+        };
+        capture.push(&buffer[..count]);
+        sink.push(stream, &buffer[..count]);
+        left -= count.min(left);
+    }
+}

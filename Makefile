@@ -123,6 +123,17 @@ test-e2e: cluster-ready images ## Run the end-to-end tests on the cluster
 	$(IN_CLUSTER) E2E_CLUSTER=$(CLUSTER) E2E_IMAGE_PREFIX=$(IMAGE_PREFIX) E2E_TAG=$(IMAGE_TAG) E2E_BIN_DIR=$(abspath $(BIN_DIR)) \
 	  $(CARGO) test --locked --workspace --test on-cluster -- --test-threads=4
 
+##@ Figures
+
+.PHONY: bench bench-agent bench-proxy
+bench: bench-agent bench-proxy ## Measure every part against a floor of the same run
+bench-agent: ## Measure the agent: latency, throughput, memory, timeouts; a table and JSON
+	$(CARGO) build --locked --profile prod -p cli-mcp-agent
+	$(CARGO) run --locked --release -p cli-mcp-agent --example bench -- $(TARGET_DIR)/$(CARGO_BUILD_TARGET)/prod/agent
+bench-proxy: ## Measure the proxy against direct TLS; a table and JSON
+	$(CARGO) build --locked --profile prod -p cli-mcp-proxy
+	$(CARGO) run --locked --release -p cli-mcp-proxy --example bench -- $(TARGET_DIR)/$(CARGO_BUILD_TARGET)/prod/proxy
+
 ##@ Run on this machine
 
 .PHONY: run

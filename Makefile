@@ -105,7 +105,7 @@ deny-advisories: ## Check the dependencies against the RustSec database (downloa
 
 .PHONY: test-unit
 test-unit: ## Run unit and component tests: real bash, real TLS, no cluster
-	$(CARGO) test --locked --workspace --exclude cli-mcp-e2e
+	$(CARGO) test --locked --workspace --exclude cli-mcp-e2e --no-fail-fast
 
 .PHONY: test-conformance
 test-conformance: build ## Run the official MCP conformance suite against the server (needs npm)

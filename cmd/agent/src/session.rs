@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use cli_mcp_sandbox::wire::OutputStream;
+use cli_mcp_sandbox::wire::{ExecResult, OutputStream};
 use nix::sys::signal::Signal;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -219,6 +219,11 @@ impl Session {
     /// The shell is gone: the next result will say so, and the next shell starts from the best state known.
     #[must_use]
     fn shell_ended(&mut self, code: ExitCode, when: &str) -> String {
+        self.shell_lost(&format!("ended with status {code} {when}"))
+    }
+
+    #[must_use]
+    fn shell_lost(&mut self, what: &str) -> String {
         let mut shell = self.shell.take();
         self.alive.store(false, Ordering::Relaxed);
         self.metrics.reset();
@@ -229,11 +234,19 @@ impl Session {
         }
         // The next shell is made from this state, whatever its age.
         self.state_is_current = true;
-        reset_notice(
-            &format!("ended with status {code} {when}"),
-            self.state.is_some(),
-            current,
-        )
+        reset_notice(what, self.state.is_some(), current)
+    }
+
+    /// Replaces the shell that read an unclosed `$(`: bash 5.2 goes on, and aborts at one of the next lines that it reads,
+    /// which would then be an innocent command's.
+    async fn retire(&mut self) {
+        let Some(shell) = &mut self.shell else { return };
+        shell.signal(Signal::SIGKILL);
+        shell.exit.wait().await;
+        self.reset = Some(self.shell_lost("was no longer sound after an unclosed $("));
+        if let Err(reason) = self.make_ready().await {
+            tracing::error!(reason, "Failed to replace the shell");
+        }
     }
 
     async fn call(&mut self, job: Job) {
@@ -262,6 +275,7 @@ impl Session {
         let (finished, reset) = finished;
         let (result, outcome, bytes) = result_of(finished, timeout, reset, self.queue.closed());
         self.queue.finished();
+        let unsound = left_unclosed_substitution(&result);
         let summary = (
             result.exit_code,
             result.duration_ms,
@@ -286,6 +300,9 @@ impl Session {
             "Call ended"
         );
         self.settle(&command).await;
+        if unsound {
+            self.retire().await;
+        }
     }
 
     /// Runs one command, in a shell freed of what kept it from being read where that is needed; with it comes what is to
@@ -548,6 +565,12 @@ impl Session {
             }
         }
     }
+}
+
+/// Whether bash's parser met the end of the command inside `$(`. Taken from what the call printed, which a command can
+/// forge: it then gets a fresh shell, and nothing else.
+fn left_unclosed_substitution(result: &ExecResult) -> bool {
+    result.exit_code == 2 && result.stderr.contains("unexpected EOF while looking for matching `)'")
 }
 
 /// Waits for the end of an idle shell, and keeps its pipes empty meanwhile.

@@ -13,7 +13,7 @@ dns_ready() {
 
 await_dns() {
   wait_for 20 dns_ready && return
-  # Seen once in some hundred starts: the kubelet's probes of the node's first pod time out, and go on to.
+  # Seen once, cause unknown: the kubelet's probes of the node's first pod timed out, again and again.
   say "CoreDNS does not answer its probes; replacing its pod"
   KUBECONFIG=$kubeconfig "$state/bin/kubectl" --namespace kube-system delete pods --selector k8s-app=kube-dns --wait=false >>"$state/log/coredns.log" 2>&1 || true
   wait_for 60 dns_ready && return

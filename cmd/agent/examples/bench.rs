@@ -12,6 +12,9 @@ use serde_json::{Value, json};
 const TOKEN: &str = "bench";
 const LINES: &str = "yes 0123456789012345678901234567890123456789012345678 | head -c 100000000";
 
+/// The argument with which this program starts itself as the floor.
+const SERVE_ECHO: &str = "serve-echo";
+
 struct Agent {
     child: Child,
     address: SocketAddr,
@@ -30,13 +33,16 @@ fn main() -> std::io::Result<()> {
         writeln!(std::io::stderr().lock(), "error: give the path of the agent to measure")?;
         std::process::exit(2);
     };
+    if program == SERVE_ECHO {
+        return serve_echo();
+    }
     let calls: usize = arguments.next().and_then(|calls| calls.parse().ok()).unwrap_or(10_000);
     let agent = start(&program)?;
     let idle = resident(&agent)?;
     let mut rows: Vec<(&str, f64, f64, &str)> = Vec::new();
 
-    let echo = echo_server()?;
-    let mut to_echo = connect(echo)?;
+    let echo = Echo::start()?;
+    let mut to_echo = connect(echo.address)?;
     let mut to_agent = connect(agent.address)?;
     let body = json!({"command": "true"}).to_string();
     let (mut floors, mut times) = (Vec::new(), Vec::new());
@@ -208,32 +214,53 @@ fn run(connection: &mut BufReader<TcpStream>, command: &str) -> std::io::Result<
     )?)?)
 }
 
-/// The floor of a call: the same HTTP stack on one thread, answering a result of the same size.
-fn echo_server() -> std::io::Result<SocketAddr> {
-    let listener = TcpListener::bind("127.0.0.1:0")?;
-    let address = listener.local_addr()?;
-    listener.set_nonblocking(true)?;
-    std::thread::spawn(move || -> std::io::Result<()> {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        runtime.block_on(async move {
-            let listener = tokio::net::TcpListener::from_std(listener)?;
-            loop {
-                let (connection, _) = listener.accept().await?;
-                connection.set_nodelay(true)?;
-                let service = hyper::service::service_fn(|request: http::Request<hyper::body::Incoming>| async move {
-                    use http_body_util::BodyExt;
-                    let _body = request.into_body().collect().await?.to_bytes();
-                    let answer = bytes::Bytes::from_static(
-                        b"{\"stdout\":\"\",\"stderr\":\"\",\"exit_code\":0,\"duration_ms\":0}",
-                    );
-                    Ok::<_, hyper::Error>(http::Response::new(http_body_util::Full::new(answer)))
-                });
-                let io = hyper_util::rt::TokioIo::new(connection);
-                tokio::spawn(hyper::server::conn::http1::Builder::new().serve_connection(io, service));
-            }
-        })
-    });
-    Ok(address)
+/// The floor of a call: the same HTTP stack on one thread of a process of its own, answering a result of the same size.
+struct Echo {
+    child: Child,
+    address: SocketAddr,
+}
+
+impl Drop for Echo {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Echo {
+    fn start() -> std::io::Result<Self> {
+        let mut child = Command::new(std::env::current_exe()?)
+            .arg(SERVE_ECHO)
+            .stdout(Stdio::piped())
+            .spawn()?;
+        let mut line = String::new();
+        if let Some(output) = child.stdout.take() {
+            BufReader::new(output).read_line(&mut line)?;
+        }
+        let address = line.trim().parse().map_err(std::io::Error::other)?;
+        Ok(Self { child, address })
+    }
+}
+
+fn serve_echo() -> std::io::Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(async move {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await?;
+        writeln!(std::io::stdout().lock(), "{}", listener.local_addr()?)?;
+        loop {
+            let (connection, _) = listener.accept().await?;
+            connection.set_nodelay(true)?;
+            let service = hyper::service::service_fn(|request: http::Request<hyper::body::Incoming>| async move {
+                use http_body_util::BodyExt;
+                let _body = request.into_body().collect().await?.to_bytes();
+                let answer =
+                    bytes::Bytes::from_static(b"{\"stdout\":\"\",\"stderr\":\"\",\"exit_code\":0,\"duration_ms\":0}");
+                Ok::<_, hyper::Error>(http::Response::new(http_body_util::Full::new(answer)))
+            });
+            let io = hyper_util::rt::TokioIo::new(connection);
+            tokio::spawn(hyper::server::conn::http1::Builder::new().serve_connection(io, service));
+        }
+    })
 }
 
 fn plain_pipe() -> std::io::Result<Duration> {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicI64;
 use std::time::Duration;
 
-use prometheus_client::encoding::{EncodeLabelSet, EncodeLabelValue, text};
+use prometheus_client::encoding::{EncodeLabelSet, EncodeLabelValue, LabelValueEncoder, text};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
@@ -12,7 +12,7 @@ use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::{Registry, Unit};
 
 /// How a call ended, in few words.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, EncodeLabelValue)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum CallOutcome {
     /// Status 0.
     Success,
@@ -27,7 +27,7 @@ pub enum CallOutcome {
 }
 
 impl CallOutcome {
-    /// The word in logs.
+    /// The word in logs and in the label `outcome`.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -40,20 +40,20 @@ impl CallOutcome {
     }
 }
 
+impl EncodeLabelValue for CallOutcome {
+    fn encode(&self, encoder: &mut LabelValueEncoder<'_>) -> std::fmt::Result {
+        EncodeLabelValue::encode(&self.as_str(), encoder)
+    }
+}
+
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct OutcomeLabels {
     outcome: CallOutcome,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, EncodeLabelValue)]
-enum StreamLabel {
-    Stdout,
-    Stderr,
-}
-
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct StreamLabels {
-    stream: StreamLabel,
+    stream: &'static str,
 }
 
 /// The agent's metrics.
@@ -108,14 +108,10 @@ impl Metrics {
         self.calls.get_or_create(&OutcomeLabels { outcome }).inc();
         self.durations.observe(duration.as_secs_f64());
         self.bytes
-            .get_or_create(&StreamLabels {
-                stream: StreamLabel::Stdout,
-            })
+            .get_or_create(&StreamLabels { stream: "stdout" })
             .inc_by(bytes.0);
         self.bytes
-            .get_or_create(&StreamLabels {
-                stream: StreamLabel::Stderr,
-            })
+            .get_or_create(&StreamLabels { stream: "stderr" })
             .inc_by(bytes.1);
     }
 
@@ -151,8 +147,8 @@ mod tests {
         metrics.reset();
         let text = metrics.encode(2);
         for line in [
-            "cli_mcp_agent_calls_total{outcome=\"TimedOut\"} 1",
-            "cli_mcp_agent_output_bytes_total{stream=\"Stderr\"} 4",
+            "cli_mcp_agent_calls_total{outcome=\"timed_out\"} 1",
+            "cli_mcp_agent_output_bytes_total{stream=\"stderr\"} 4",
             "cli_mcp_agent_shell_resets_total 1",
             "cli_mcp_agent_waiting_calls 2",
         ] {

@@ -18,15 +18,38 @@ pub(crate) struct Finished {
     pub(crate) stderr: Capture,
 }
 
-pub(crate) fn reset_notice(what: &str, restored: bool, current: bool) -> String {
-    if !restored {
-        return format!("The shell {what} and was replaced by a fresh one; its state is lost.");
+/// Which state the shell that stands in for another one has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Restored {
+    /// That in which the other was left.
+    AsLeft,
+    /// That before the call in which it ended.
+    BeforeCall,
+    /// As before that call, but for the working directory.
+    BeforeCallButDirectory,
+    /// An older one.
+    Older,
+    /// None.
+    Nothing,
+}
+
+/// The one line that says what a replaced shell has lost (shell page, "The shell may end").
+pub(crate) fn reset_notice(what: &str, restored: Restored) -> String {
+    const STATE: &str = "working directory, variables, functions, aliases, traps and options";
+    const LOST: &str = "its job table and open descriptors are lost";
+    match restored {
+        Restored::AsLeft => format!("The shell {what} and was replaced: {STATE} are restored; {LOST}."),
+        Restored::BeforeCall => format!(
+            "The shell {what} and was replaced: {STATE} are restored as they were before that call, and what it changed of them is lost; {LOST}."
+        ),
+        Restored::BeforeCallButDirectory => format!(
+            "The shell {what} and was replaced: the working directory is restored as that call left it, variables, functions, aliases, traps and options as they were before it, and what it changed of these is lost; {LOST}."
+        ),
+        Restored::Older => format!(
+            "The shell {what} and was replaced: {STATE} are restored as they were some calls ago, and what changed since is lost; {LOST}."
+        ),
+        Restored::Nothing => format!("The shell {what} and was replaced by a fresh one; its state is lost."),
     }
-    let age = if current { "" } else { " as they were some calls ago" };
-    format!(
-        "The shell {what} and was replaced: working directory, variables, functions, aliases, traps and options are restored{age}; \
-         its job table and open descriptors are lost."
-    )
 }
 
 pub(crate) fn result_of(

@@ -4,6 +4,8 @@ use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::path::PathBuf;
 
+use nix::libc;
+
 /// A process that cannot be taken for a later one with the same number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Identity {
@@ -103,6 +105,15 @@ pub fn interrupt_disposition(pid: i32) -> Disposition {
     } else {
         Disposition::Default
     }
+}
+
+/// Whether a process stands in `read(2)` of its descriptor 0, as `/proc/<pid>/syscall` shows it. None where that may not
+/// be looked at.
+#[must_use]
+pub fn reads_descriptor_0(pid: i32) -> Option<bool> {
+    let text = fs::read_to_string(format!("/proc/{pid}/syscall")).ok()?;
+    let mut fields = text.split(' ');
+    Some(fields.next() == Some(&libc::SYS_read.to_string()) && fields.next() == Some("0x0"))
 }
 
 /// The file mode creation mask of a process.

@@ -10,20 +10,21 @@ use tokio_util::sync::CancellationToken;
 use crate::capture::Capture;
 use crate::pipes::{CallPipes, Input};
 use crate::reaper::ExitCode;
-use crate::script::{self, Hazards, Nonce, Status};
+use crate::script::{self, Nonce, Status};
 use crate::shell::Shell;
 use crate::sink::Sink;
 
 /// `exit_code` when the shell was killed from outside its own reckoning.
 pub(crate) const KILLED: ExitCode = 137;
 /// How long a shell may print its state while it ends itself.
-const LAST_WORDS: Duration = Duration::from_secs(1);
+const LAST_WORDS: Duration = Duration::from_secs(3);
 /// When a running call is first looked at for a shell that is back at its prompt without having said so, and the
 /// longest time between two such looks.
 const SILENCE: Duration = Duration::from_millis(50);
 const MAX_SILENCE: Duration = Duration::from_secs(5);
-/// How often a command's status is looked for at once, giving way to bash each time: some tens of microseconds.
-const QUICK_LOOKS: usize = 40;
+/// How long a command's status is looked for at once, giving way to bash each time. On a busy machine one such turn may take
+/// long, and is then the last.
+const QUICK_LOOKS: Duration = Duration::from_micros(100);
 /// Bytes of a streamed line at most, before JSON.
 const CHUNK_BYTES: usize = 16 << 10;
 
@@ -67,9 +68,13 @@ impl Running<'_> {
         let mut look_at = Instant::now() + silence;
         let mut last_words: Option<Instant> = None;
         // The shortest commands end before this thread could sleep and be woken.
-        for _ in 0..QUICK_LOOKS {
+        let quick_until = Instant::now() + QUICK_LOOKS;
+        loop {
             if let Some(status) = shell.poll_status(nonce) {
                 return End::Status(status);
+            }
+            if Instant::now() > quick_until {
+                break;
             }
             std::thread::yield_now();
         }
@@ -85,10 +90,10 @@ impl Running<'_> {
                         return End::Shell(code);
                     }
                     if let Some(status) = shell.poll_status(nonce) {
-                        return End::Status(status);
+                        return End::Status(if asked.is_some() { recovered(status) } else { status });
                     }
                     if let Some(status) = asked.as_ref().and_then(|asked| shell.poll_status(asked)) {
-                        return End::Status(status);
+                        return End::Status(recovered(status));
                     }
                     if shell.ending_with().is_some() && last_words.is_none() {
                         last_words = Some(Instant::now() + LAST_WORDS);
@@ -124,14 +129,21 @@ impl Running<'_> {
                         return End::Shell(KILLED);
                     }
                     let again = Nonce::new();
-                    let hazards = Hazards { time_unusable: true, ..shell.hazards.clone() };
-                    if shell.write(&script::probe(&again, &hazards)).is_ok() {
-                        shell.hazards = hazards;
+                    if shell.write(&script::recover(&again, &shell.hazards)).is_ok() {
+                        asked = Some(again);
                     }
-                    asked = Some(again);
                 }
             }
         }
+    }
+}
+
+/// A status that was got from a broken wrapper: its lines have switched aliases off, and what broke it is not known.
+fn recovered(status: Status) -> Status {
+    Status {
+        aliases: Some(true),
+        time_unusable: true,
+        ..status
     }
 }
 

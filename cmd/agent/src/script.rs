@@ -46,8 +46,27 @@ const STASHED: [&str; 5] = ["TIMEFORMAT", "PS0", "PS1", "PS2", "TMOUT"];
 pub struct Hazards {
     /// Functions that shadow `.`, `builtin`, `command`.
     pub shadowed: Vec<String>,
-    /// `time` is an alias, or `TIMEFORMAT` cannot be set.
+    /// `TIMEFORMAT` cannot be set.
     pub time_unusable: bool,
+    /// A function of the user's names `TIMEFORMAT`, and may make it so.
+    pub time_at_risk: bool,
+    /// Aliases are called like keywords of the wrapper's lines.
+    pub aliased_keywords: bool,
+}
+
+/// Keywords of the wrapper's lines: aliases of these names would take them over where aliases are expanded.
+pub const KEYWORDS: [&str; 4] = ["time", "!", "[[", "{"];
+
+/// Ends a line after which no alias may be expanded in the agent's own lines: some may be called like keywords.
+const ALIASES_OFF: &str = r"\shopt -u expand_aliases";
+
+/// Whether a command may define an alias.
+fn mentions_aliases(command: &[u8]) -> bool {
+    contains(command, b"alias") || contains(command, b"ALIAS")
+}
+
+fn contains(text: &[u8], word: &[u8]) -> bool {
+    text.windows(word.len()).any(|window| window == word)
 }
 
 impl Hazards {
@@ -69,6 +88,30 @@ pub struct Status {
     pub directory: String,
     /// What was taken away for the time between calls.
     pub stash: Stash,
+    /// The user's `expand_aliases`, where the line has switched it off for the time between calls.
+    pub aliases: Option<bool>,
+    /// `TIMEFORMAT` has an attribute that keeps the agent from setting it.
+    pub time_unusable: bool,
+    /// What this bash does differently, where it was asked.
+    pub dialect: Dialect,
+}
+
+/// Where versions of bash differ in what the wrapper rests on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Dialect {
+    /// Since 5.3 `!` keeps `errexit` away from all that the negated command runs, as POSIX.1-2024 has it.
+    negation_exempts: bool,
+}
+
+impl Dialect {
+    /// That of a version as `5.3`.
+    fn of(version: &str) -> Self {
+        let mut numbers = version.split('.').map(|number| number.parse::<u32>().unwrap_or(0));
+        let version = (numbers.next(), numbers.next());
+        Self {
+            negation_exempts: version >= (Some(5), Some(3)),
+        }
+    }
 }
 
 /// How the next call begins.
@@ -80,6 +123,8 @@ pub struct Before {
     pub flags: String,
     /// What to put back.
     pub stash: Stash,
+    /// The user's `expand_aliases`, where it is off only for the time between calls.
+    pub aliases: Option<bool>,
 }
 
 /// Quotes text for bash.
@@ -88,34 +133,91 @@ pub fn quote(text: &str) -> String {
     format!("'{}'", text.replace('\'', r"'\''"))
 }
 
-fn report(nonce: &Nonce, hazards: &Hazards) -> String {
+/// How a status is asked for.
+#[derive(Clone, Copy, Debug, Default)]
+struct Asked {
+    /// `TIMEFORMAT` may have been given an attribute: see [`guard`].
+    guarded: bool,
+    /// `BASHOPTS` is wanted as well.
+    with_options: bool,
+    /// So is the version of bash.
+    with_version: bool,
+}
+
+/// An arithmetic expansion that fails when `TIMEFORMAT` has an attribute: `64#0` makes a number of the attributes' letters.
+/// Its message shows the expression, and in it the nonce and the status; that of `${x:?}` would not do, since the status is
+/// forgotten before its words are expanded.
+fn guard(nonce: &str) -> String {
+    format!("$((64#0${{TIMEFORMAT+${{TIMEFORMAT@a}}}}&&1/0,{GUARD_MARK}{nonce},${{PIPESTATUS[0]}}))")
+}
+
+/// What stands before the nonce in the message of a failed [`guard`].
+const GUARD_MARK: &str = "16#";
+/// What stands before the nonce where the status is asked for by an expression that is none.
+const ERROR_MARK: &str = "@";
+
+fn report(nonce: &Nonce, hazards: &Hazards, asked: Asked) -> String {
     let Nonce(nonce) = nonce;
     if hazards.time_unusable {
-        // An expansion error prints its word and discards the rest of the line.
-        return format!("_=${{999999:?{nonce} ${{PIPESTATUS[0]}}{FIELD}$-{FIELD}$PWD}}");
+        // The error's message shows the expression; the rest of the line is discarded.
+        return format!("_=$(({ERROR_MARK}{nonce} ${{PIPESTATUS[0]}}{FIELD}$-{FIELD}$PWD{FIELD}))");
     }
     let mut line = format!("TIMEFORMAT=\"${{PIPESTATUS[0]}}{FIELD}$-{FIELD}$PWD");
     for name in STASHED {
         let _ = write!(line, "{FIELD}${{{name}:+${{{name}@Q}}}}");
     }
-    let _ = write!(line, "{FIELD}${{PROMPT_COMMAND+${{PROMPT_COMMAND[@]@Q}}}}\"");
-    let _ = write!(line, "; TIMEFORMAT=\"{nonce} ${{TIMEFORMAT//%/%%}}\"; time; ");
+    let _ = write!(line, "{FIELD}${{PROMPT_COMMAND+${{PROMPT_COMMAND[@]@Q}}}}");
+    line.push(FIELD);
+    if asked.with_options {
+        line.push_str("$BASHOPTS");
+    }
+    line.push(FIELD);
+    if asked.with_version {
+        line.push_str("${BASH_VERSINFO[0]}.${BASH_VERSINFO[1]}");
+    }
+    if asked.guarded {
+        let _ = write!(line, "{FIELD}{}", guard(nonce));
+    }
+    let _ = write!(line, "\"; TIMEFORMAT=\"{nonce} ${{TIMEFORMAT//%/%%}}\"; time; ");
     line.push_str(
         "[[ ${PS0-}${PS1-}${PS2-}${TMOUT-}${PROMPT_COMMAND+x} ]] && { PS0= PS1= PS2= TMOUT=; PROMPT_COMMAND=(); }",
     );
     line
 }
 
-/// The line that runs one call: `!` keeps `errexit` and the ERR trap away from the sourcing command itself, whose true
-/// status stays in `PIPESTATUS`.
+/// The paths by which bash reaches a call's command and output.
+#[derive(Clone, Debug)]
+pub struct CallPaths {
+    /// The command's bytes.
+    pub command: String,
+    /// Its standard output.
+    pub stdout: String,
+    /// Its standard error.
+    pub stderr: String,
+}
+
+/// The line that runs one call, whose text is `command`: `!` keeps `errexit` and the ERR trap away from the sourcing
+/// command itself, whose true status stays in `PIPESTATUS`. Where `!` would keep `errexit` away from the command's own text
+/// as well, a shell in which it is left set ends with a call that fails.
 #[must_use]
-pub fn call(nonce: &Nonce, before: &Before, hazards: &Hazards, command: &str, stdout: &str, stderr: &str) -> Vec<u8> {
+pub fn call(
+    nonce: &Nonce,
+    before: &Before,
+    hazards: &Hazards,
+    dialect: Dialect,
+    command: &[u8],
+    paths: &CallPaths,
+) -> Vec<u8> {
     let mut line = Vec::with_capacity(768);
     if before.flags.contains(['e', 'u']) {
         line.extend_from_slice(b"\\set +eu; ");
     }
     for (name, value) in STASHED.iter().zip(&before.stash.values) {
-        if !value.is_empty() || *name == "TIMEFORMAT" {
+        let always = *name == "TIMEFORMAT" && !hazards.time_unusable;
+        if !value.is_empty() {
+            line.extend_from_slice(unless_readonly(name).as_bytes());
+        }
+        if !value.is_empty() || always {
             line.extend_from_slice(name.as_bytes());
             line.push(b'=');
             line.extend_from_slice(if value.is_empty() {
@@ -127,9 +229,13 @@ pub fn call(nonce: &Nonce, before: &Before, hazards: &Hazards, command: &str, st
         }
     }
     if !before.stash.prompt_command.is_empty() {
+        line.extend_from_slice(unless_readonly("PROMPT_COMMAND").as_bytes());
         line.extend_from_slice(b"PROMPT_COMMAND=(");
         line.extend_from_slice(&before.stash.prompt_command);
         line.extend_from_slice(b"); ");
+    }
+    if before.aliases == Some(true) {
+        line.extend_from_slice(b"\\shopt -s expand_aliases; ");
     }
     // In a list before its end a failure sets `$?` and triggers nothing.
     match before.code {
@@ -137,13 +243,35 @@ pub fn call(nonce: &Nonce, before: &Before, hazards: &Hazards, command: &str, st
         1 => line.extend_from_slice(b"[[ '' ]] && [[ x ]]; "),
         code => line.extend_from_slice(format!("(\\exit {code}) && [[ x ]]; ").as_bytes()),
     }
+    let switch_off = hazards.aliased_keywords || mentions_aliases(command);
+    let asked = Asked {
+        guarded: hazards.time_at_risk || contains(command, b"TIMEFORMAT"),
+        with_options: switch_off,
+        with_version: false,
+    };
     let dot = source_builtin(hazards);
+    let CallPaths {
+        command,
+        stdout,
+        stderr,
+    } = paths;
+    let negation = if dialect.negation_exempts { "" } else { "! " };
     let run = format!(
-        "! {dot} {command} </dev/null >{stdout} 2>{stderr}; {}\n",
-        report(nonce, hazards)
+        "{negation}{dot} {command} </dev/null >{stdout} 2>{stderr}; {}",
+        report(nonce, hazards, asked)
     );
     line.extend_from_slice(run.as_bytes());
+    if switch_off {
+        line.extend_from_slice(b"; ");
+        line.extend_from_slice(ALIASES_OFF.as_bytes());
+    }
+    line.push(b'\n');
     line
+}
+
+/// Begins an assignment that is not tried on a variable which could not be taken away either, and so needs no putting back.
+fn unless_readonly(name: &str) -> String {
+    format!("[[ ${{{name}@a}} == *r* ]] || ")
 }
 
 fn source_builtin(hazards: &Hazards) -> &'static str {
@@ -157,24 +285,58 @@ fn source_builtin(hazards: &Hazards) -> &'static str {
     }
 }
 
-/// The line that only asks for a status: after an interrupt, and when nothing else came.
+/// The line that only asks for a status, after an interrupt. `quiet`: aliases may be called like keywords.
 #[must_use]
-pub fn probe(nonce: &Nonce, hazards: &Hazards) -> Vec<u8> {
-    format!("{}\n", report(nonce, hazards)).into_bytes()
+pub fn probe(nonce: &Nonce, hazards: &Hazards, quiet: bool) -> Vec<u8> {
+    let first = if quiet {
+        format!("{ALIASES_OFF}\n")
+    } else {
+        String::new()
+    };
+    format!("{first}{}\n", report(nonce, hazards, Asked::default())).into_bytes()
 }
 
-/// The line that reads a start-up or restore script.
+/// The lines for a bash that is back at its prompt without having said so: what the last command left behind has broken
+/// the wrapper. The first may be lost to a parser that is still inside an unclosed `[[`. The bare `time` says again what
+/// `TIMEFORMAT` holds, where only the keyword was taken over; the last asks in the way that needs least.
 #[must_use]
-pub fn startup(nonce: &Nonce, script: &str) -> Vec<u8> {
-    format!("\\. {script} </dev/null; {}\n", report(nonce, &Hazards::default())).into_bytes()
+pub fn recover(nonce: &Nonce, hazards: &Hazards) -> Vec<u8> {
+    let least = Hazards {
+        time_unusable: true,
+        ..hazards.clone()
+    };
+    format!("\n{ALIASES_OFF}\ntime\n{}\n", report(nonce, &least, Asked::default())).into_bytes()
 }
+
+/// The line that reads a start-up or restore script; `quiet` as for [`probe`].
+#[must_use]
+pub fn startup(nonce: &Nonce, script: &str, quiet: bool) -> Vec<u8> {
+    let asked = Asked {
+        with_options: quiet,
+        with_version: true,
+        ..Asked::default()
+    };
+    let last = if quiet {
+        format!("; {ALIASES_OFF}")
+    } else {
+        String::new()
+    };
+    format!(
+        "\\. {script} </dev/null; {}{last}\n",
+        report(nonce, &Hazards::default(), asked)
+    )
+    .into_bytes()
+}
+
+/// Builtins that a snapshot needs, in case the user has switched some off.
+const NEEDED: &str = "set unset printf trap . declare compgen shopt ulimit umask local alias";
 
 /// Enters the state in which a snapshot can be taken: in POSIX mode special builtins win over functions. Expects the
 /// exit status, or nothing, in `$CLI_MCP_X`; leaves by the script.
 fn snapshot_body(script: &str) -> String {
     format!(
-        "CLI_MCP_B=$BASHOPTS CLI_MCP_S=$SHELLOPTS; POSIXLY_CORRECT=y; \\set +euxvET; \\unset -f printf; \
-         \\printf \"BEGIN\\0%s\\0\" \"$CLI_MCP_X\"; \\trap -p; \\printf \"\\0\"; \\trap - DEBUG ERR RETURN EXIT; \\. {script}"
+        "CLI_MCP_B=$BASHOPTS CLI_MCP_S=$SHELLOPTS; POSIXLY_CORRECT=y; \\set +euxvET; \\unset -f printf enable; \
+         \\enable {NEEDED}; \\printf \"BEGIN\\0%s\\0\" \"$CLI_MCP_X\"; \\trap -p; \\printf \"\\0\"; \\trap - DEBUG ERR RETURN EXIT; \\. {script}"
     )
 }
 
@@ -184,7 +346,7 @@ pub fn snapshot(nonce: &Nonce, hazards: &Hazards, script: &str, output: &str) ->
     let body = snapshot_body(script);
     format!(
         "( CLI_MCP_X=; {body} ) </dev/null >{output} 2>/dev/null; {}\n",
-        report(nonce, hazards)
+        report(nonce, hazards, Asked::default())
     )
     .into_bytes()
 }
@@ -214,13 +376,35 @@ pub fn find_status(pipe: &[u8], nonce: &Nonce) -> Option<Status> {
                 .windows(marker.len())
                 .position(|window| window == marker)?;
         start = found + marker.len();
-        let line_starts = found == 0 || pipe[found - 1] == b'\n' || pipe[..found].ends_with(b"999999: ");
         let Some(end) = pipe[start..].iter().position(|byte| *byte == b'\n') else {
             continue;
         };
-        if line_starts && pipe.get(start) == Some(&b' ') {
-            return Some(parse_status(&pipe[start + 1..start + end]));
+        let (before, rest) = (&pipe[..found], &pipe[start..start + end]);
+        let line_starts = found == 0 || before.ends_with(b"\n");
+        match rest.split_first() {
+            // What follows is the error's own text.
+            Some((b' ', fields)) if before.ends_with(ERROR_MARK.as_bytes()) => {
+                return Some(Status {
+                    stash: Stash::default(),
+                    aliases: None,
+                    ..parse_status(fields)
+                });
+            }
+            Some((b' ', fields)) if line_starts => return Some(parse_status(fields)),
+            Some((b',', code)) if before.ends_with(GUARD_MARK.as_bytes()) => return Some(guarded_status(code)),
+            _ => {}
         }
+    }
+}
+
+/// The status that a failed [`guard`] tells. Of the rest the worst is assumed.
+fn guarded_status(text: &[u8]) -> Status {
+    let digits = text.iter().take_while(|byte| byte.is_ascii_digit()).count();
+    Status {
+        code: String::from_utf8_lossy(&text[..digits]).parse().unwrap_or(1),
+        flags: "eu".to_owned(),
+        time_unusable: true,
+        ..Status::default()
     }
 }
 
@@ -235,20 +419,36 @@ fn parse_status(line: &[u8]) -> Status {
     for value in &mut values {
         *value = next().to_vec();
     }
+    let prompt_command = next().to_vec();
+    let options = next();
+    let version = next();
+    let aliases = (!options.is_empty()).then(|| {
+        options
+            .split(|byte| *byte == b':')
+            .any(|name| name == b"expand_aliases")
+    });
     Status {
         code,
         flags,
         directory,
-        stash: Stash {
-            values,
-            prompt_command: next().to_vec(),
-        },
+        stash: Stash { values, prompt_command },
+        aliases,
+        time_unusable: false,
+        dialect: Dialect::of(&String::from_utf8_lossy(version)),
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn paths() -> CallPaths {
+        CallPaths {
+            command: "/c".into(),
+            stdout: "/o".into(),
+            stderr: "/e".into(),
+        }
+    }
 
     #[test]
     fn a_status_is_found_only_at_the_start_of_a_line() {
@@ -270,9 +470,16 @@ mod tests {
         let before = Before {
             code: 42,
             flags: "ehB".into(),
-            stash: Stash::default(),
+            ..Before::default()
         };
-        let line = call(&Nonce("n".into()), &before, &Hazards::default(), "/c", "/o", "/e");
+        let line = call(
+            &Nonce("n".into()),
+            &before,
+            &Hazards::default(),
+            Dialect::default(),
+            b"x",
+            &paths(),
+        );
         let line = String::from_utf8(line).unwrap();
         assert!(line.starts_with("\\set +eu; TIMEFORMAT=$'"), "{line}");
         assert!(
@@ -285,10 +492,78 @@ mod tests {
     fn a_function_called_dot_is_avoided() {
         let hazards = Hazards {
             shadowed: vec![".".into()],
-            time_unusable: false,
+            ..Hazards::default()
         };
-        let line = call(&Nonce("n".into()), &Before::default(), &hazards, "/c", "/o", "/e");
+        let line = call(
+            &Nonce("n".into()),
+            &Before::default(),
+            &hazards,
+            Dialect::default(),
+            b"x",
+            &paths(),
+        );
         assert!(String::from_utf8(line).unwrap().contains(r"! \builtin . /c"));
+    }
+
+    #[test]
+    fn what_a_command_names_is_minded() {
+        let line = |before: &Before, command: &str| {
+            let line = call(
+                &Nonce("n".into()),
+                before,
+                &Hazards::default(),
+                Dialect::default(),
+                command.as_bytes(),
+                &paths(),
+            );
+            String::from_utf8(line).unwrap()
+        };
+        assert!(!line(&Before::default(), "true").contains("expand_aliases"));
+        assert!(line(&Before::default(), "alias a=b").ends_with("; \\shopt -u expand_aliases\n"));
+        let off = Before {
+            aliases: Some(true),
+            ..Before::default()
+        };
+        assert!(line(&off, "true").contains("\\shopt -s expand_aliases; ! "));
+        assert!(line(&Before::default(), "readonly TIMEFORMAT").contains("&&1/0,16#n,"));
+    }
+
+    #[test]
+    fn the_dialect_follows_the_version() {
+        for (version, exempts) in [
+            ("5.0", false),
+            ("5.2", false),
+            ("5.3", true),
+            ("6.0", true),
+            ("", false),
+        ] {
+            assert_eq!(Dialect::of(version).negation_exempts, exempts, "{version}");
+        }
+        let new = Dialect { negation_exempts: true };
+        let line = call(
+            &Nonce("n".into()),
+            &Before::default(),
+            &Hazards::default(),
+            new,
+            b"x",
+            &paths(),
+        );
+        assert!(String::from_utf8(line).unwrap().contains(r"; \. /c </dev/null"));
+    }
+
+    #[test]
+    fn a_guard_that_failed_tells_the_status_all_the_same() {
+        let pipe =
+            b"bash: 64#0ru&&1/0,16#00ff00ff00ff00ff,7: division by 0 (error token is \"0,16#00ff00ff00ff00ff,7\")\n";
+        let status = find_status(pipe, &Nonce("00ff00ff00ff00ff".into())).unwrap();
+        assert_eq!((status.code, status.time_unusable, status.aliases), (7, true, None));
+        let pipe = "bash: @00ff00ff00ff00ff 9\u{1f}hB\u{1f}/usr\u{1f}: syntax error: operand expected\n";
+        let status = find_status(pipe.as_bytes(), &Nonce("00ff00ff00ff00ff".into())).unwrap();
+        assert_eq!(
+            (status.code, status.flags.as_str(), status.directory.as_str()),
+            (9, "hB", "/usr")
+        );
+        assert_eq!(status.stash, Stash::default());
     }
 
     #[test]

@@ -126,6 +126,8 @@ fn harden() {
     for (what, result) in [
         ("dumpable", nix::sys::prctl::set_dumpable(false)),
         ("child subreaper", nix::sys::prctl::set_child_subreaper(true)),
+        // Started through /proc/self/exe it would be shown as "exe".
+        ("name", nix::sys::prctl::set_name(c"agent")),
     ] {
         if let Err(error) = result {
             tracing::warn!(what, %error, "Failed to set a process attribute");

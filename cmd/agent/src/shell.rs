@@ -15,7 +15,7 @@ use crate::holder::{Holder, Slot};
 use crate::pipes::{Input, memory_file};
 use crate::processes;
 use crate::reaper::{Exit, ExitCode, Reaper};
-use crate::script::{self, Before, Hazards, Nonce, Status};
+use crate::script::{self, Before, Dialect, Hazards, Nonce, Status};
 use crate::snapshot::{self, PRINT_STATE, Snapshot};
 use crate::sys::{self, BashSpawn, ResourceLimit};
 
@@ -23,6 +23,8 @@ use crate::sys::{self, BashSpawn, ResourceLimit};
 const ARGUMENTS: [&str; 7] = ["--norc", "--noprofile", "--noediting", "-i", "+m", "+H", "+o"];
 /// How long a shell may take to start and restore.
 const START_TIMEOUT: Duration = Duration::from_secs(20);
+/// How often a shell that should answer is looked at for having broken off.
+const PROMPT_LOOK: Duration = Duration::from_millis(25);
 /// Noise kept while a status line is looked for.
 const MAX_NOISE: usize = 256 << 10;
 /// How much more likely the kernel ends the sandbox's processes than the agent when memory runs out (case 48).
@@ -84,6 +86,8 @@ pub struct Shell {
     pub hazards: Hazards,
     /// Where it says it is.
     pub directory: String,
+    /// What it does differently from other versions.
+    pub dialect: Dialect,
 }
 
 impl Shell {
@@ -123,6 +127,7 @@ impl Shell {
             .await?;
         let own_score = std::fs::read_to_string("/proc/self/oom_score_adj").ok();
         let own_score: i32 = own_score.and_then(|text| text.trim().parse().ok()).unwrap_or(0);
+        let quiet = state.is_some_and(Snapshot::aliases_keywords);
         let child = sys::spawn_bash(BashSpawn {
             arguments: &[&ARGUMENTS[..], &["history"]].concat(),
             environment: &origin.environment,
@@ -142,13 +147,21 @@ impl Shell {
             state_pipe,
             state_bytes: Vec::new(),
             before: Before::default(),
-            hazards: state.map(Snapshot::hazards).unwrap_or_default(),
+            hazards: Hazards {
+                // Attributes of this variable are not brought back.
+                time_unusable: false,
+                ..state.map(Snapshot::hazards).unwrap_or_default()
+            },
             directory: String::new(),
+            dialect: Dialect::default(),
         };
         let nonce = Nonce::new();
-        shell.write(&script::startup(&nonce, &holder.path(Slot::Script)))?;
-        match shell.answer(&nonce, Instant::now() + START_TIMEOUT).await {
-            Answer::Status(status) => shell.settle(status),
+        shell.write(&script::startup(&nonce, &holder.path(Slot::Script), quiet))?;
+        match shell.answer_or_prompt(&nonce, Instant::now() + START_TIMEOUT).await {
+            Answer::Status(status) => {
+                shell.dialect = status.dialect;
+                shell.settle(status);
+            }
             Answer::Ended(code) => return Err(StartError::Ended(code)),
             Answer::Nothing => {
                 shell.signal(Signal::SIGKILL);
@@ -182,7 +195,9 @@ impl Shell {
             code: status.code,
             flags: status.flags,
             stash: status.stash,
+            aliases: status.aliases,
         };
+        self.hazards.time_unusable |= status.time_unusable;
     }
 
     /// Sends a signal to bash itself.
@@ -199,20 +214,22 @@ impl Shell {
     }
 
     /// Whether bash waits for input of its own again: during a call descriptor 0 is `/dev/null`. A bash that only got no
-    /// processor yet is not asleep, has its line still to read, or waits for a child of the line's.
+    /// processor yet is not asleep, or has its line still to read; one that waits for a child of the line's does not read.
     #[must_use]
     pub fn at_prompt(&self) -> bool {
         let link = |path: String| std::fs::read_link(path).ok();
         let control = link(format!("/proc/self/fd/{}", self.control.as_raw_fd()));
         let waits = control.is_some() && link(format!("/proc/{}/fd/0", self.pid)) == control;
-        let childless = || match processes::children(self.pid) {
-            Some(children) => children.is_empty(),
-            None => processes::table().iter().all(|process| process.parent != self.pid),
+        let reads = || {
+            processes::reads_descriptor_0(self.pid).unwrap_or_else(|| match processes::children(self.pid) {
+                Some(children) => children.is_empty(),
+                None => processes::table().iter().all(|process| process.parent != self.pid),
+            })
         };
         waits
             && sys::readable_bytes(self.control.as_fd()) == 0
-            && childless()
             && processes::process(self.pid).is_some_and(|bash| bash.state == b'S')
+            && reads()
     }
 
     /// Reads what the status pipe holds, without waiting, and looks for the status of `nonce`.
@@ -261,6 +278,20 @@ impl Shell {
                 Ok(Some(code)) => return Answer::Ended(code),
                 Ok(None) => {}
                 Err(_) => return Answer::Nothing,
+            }
+        }
+    }
+
+    /// As [`Self::answer`], but gives up as soon as bash is back at its prompt without having said so: what the user left
+    /// has broken the line.
+    pub async fn answer_or_prompt(&mut self, nonce: &Nonce, deadline: Instant) -> Answer {
+        loop {
+            let look_at = (Instant::now() + PROMPT_LOOK).min(deadline);
+            match self.answer(nonce, look_at).await {
+                Answer::Nothing if look_at < deadline && !self.at_prompt() => {}
+                // It may have said so just before it was looked at.
+                Answer::Nothing => return self.answer(nonce, Instant::now()).await,
+                answer => return answer,
             }
         }
     }

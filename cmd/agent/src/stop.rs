@@ -2,15 +2,15 @@
 //! is kept where that can be done with certainty.
 //!
 //! Everything is frozen first. SIGINT then ends the list only when bash sees its foreground child die of it and has no
-//! trap for it; so bash stays frozen until that death is certain. In every other shape the shell is given up: the caller
-//! kills it and restores another.
+//! trap for it; so bash stays frozen until that death is certain. In every other shape the shell is given up: it may save
+//! its state and ends, and the caller restores another from it.
 
 use std::collections::{BTreeSet, HashSet};
 use std::time::Duration;
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout_at};
 
 use crate::processes::{self, Disposition, Identity, Process, Roots};
 use crate::reaper::ExitCode;
@@ -24,6 +24,9 @@ const INTERRUPTS: usize = 3;
 const INTERRUPT_WAIT: Duration = Duration::from_millis(100);
 /// How long bash may take from the interrupt to its prompt.
 const PROMPT_WAIT: Duration = Duration::from_millis(500);
+/// How long a bash that must go may take to begin to save its state, and then to end.
+const SAVE_BEGIN: Duration = Duration::from_secs(1);
+const SAVE_WAIT: Duration = Duration::from_secs(3);
 /// How long killed processes may take to be gone; one in an uninterruptible sleep takes longer, and is left to the kernel.
 const KILL_WAIT: Duration = Duration::from_secs(2);
 /// How often, and for how long, a child that was just forked is given time to become its program.
@@ -150,14 +153,18 @@ pub async fn stop(shell: &mut Shell, scope: Scope<'_>, trapped: bool) -> Outcome
     shell.signal(Signal::SIGCONT);
     let nonce = Nonce::new();
     let hazards = shell.hazards.clone();
+    let quiet = hazards.aliased_keywords;
     // With `errexit` an interrupt ends the shell, which saves its state on the way out: then nobody reads this.
-    let asked = shell.write(&script::probe(&nonce, &hazards));
+    let asked = shell.write(&script::probe(&nonce, &hazards, quiet));
     if let Err(error) = asked {
         tracing::debug!(%error, "The interrupted shell does not read");
     }
     match shell.answer(&nonce, Instant::now() + PROMPT_WAIT).await {
-        Answer::Status(status) => {
+        Answer::Status(mut status) => {
             scope.kill_all().await;
+            if quiet {
+                status.aliases = shell.before.aliases;
+            }
             Outcome::Kept(status)
         }
         Answer::Ended(code) => {
@@ -170,6 +177,28 @@ pub async fn stop(shell: &mut Shell, scope: Scope<'_>, trapped: bool) -> Outcome
             lost(shell)
         }
     }
+}
+
+/// Ends a frozen bash that cannot be kept. Unless `silent` it may save its state first: an untrapped SIGVTALRM makes it run
+/// its EXIT trap, which is the agent's, from wherever it stands, an expansion or a loop, and nothing of the list after it.
+pub async fn end(shell: &mut Shell, scope: Scope<'_>, silent: bool) {
+    if !silent {
+        shell.signal(Signal::SIGVTALRM);
+        shell.signal(Signal::SIGCONT);
+        let begun = Instant::now();
+        let deadline = |shell: &Shell| {
+            begun
+                + if shell.ending_with().is_some() {
+                    SAVE_WAIT
+                } else {
+                    SAVE_BEGIN
+                }
+        };
+        while let Ok(None) = timeout_at(deadline(shell), shell.hear_more()).await {}
+    }
+    shell.signal(Signal::SIGKILL);
+    shell.exit.wait().await;
+    scope.kill_all().await;
 }
 
 /// Stops bash and the call's processes, and notes what each does with SIGINT.

@@ -154,9 +154,7 @@ fn model(home: &Path, calls: &[Call]) -> Vec<(String, String, i32)> {
         .env_clear()
         .env("HOME", home)
         .env("LANG", "C.UTF-8");
-    command
-        .env("PATH", std::env::var_os("PATH").unwrap())
-        .stdin(std::process::Stdio::null());
+    command.env("PATH", harness::path()).stdin(std::process::Stdio::null());
     assert!(command.output().unwrap().status.code().is_some());
     let read = |name: String| String::from_utf8_lossy(&std::fs::read(at(name)).unwrap_or_default()).into_owned();
     (0..calls.len())

@@ -3,10 +3,12 @@
 #![allow(dead_code, reason = "each test program uses its part")]
 
 use std::collections::HashMap;
+use std::ffi::OsString;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use cli_mcp_sandbox::wire::{ExecResult, StreamLine};
@@ -97,7 +99,7 @@ impl Setup {
         let address = SocketAddr::from(([127, 0, 0, 1], port));
         let child = Command::new(env!("CARGO_BIN_EXE_agent"))
             .env_clear()
-            .env("PATH", std::env::var_os("PATH").unwrap())
+            .env("PATH", path())
             .env("HOME", self.home.as_deref().unwrap_or(home.path()))
             .env("SANDBOX_LISTEN", address.to_string())
             .env("RUST_LOG", "info")
@@ -301,6 +303,24 @@ impl Agent {
     pub(crate) fn descriptors(&self) -> usize {
         std::fs::read_dir(format!("/proc/{}/fd", self.pid())).unwrap().count()
     }
+}
+
+/// `PATH` for agents and models. `AGENT_TEST_BASH` puts another bash in front of the installed one.
+pub(crate) fn path() -> OsString {
+    static FOLDER: OnceLock<Option<tempfile::TempDir>> = OnceLock::new();
+    let folder = FOLDER.get_or_init(|| {
+        let bash = std::env::var_os("AGENT_TEST_BASH")?;
+        let folder = tempfile::tempdir().unwrap();
+        std::os::unix::fs::symlink(bash, folder.path().join("bash")).unwrap();
+        Some(folder)
+    });
+    let mut path = OsString::new();
+    if let Some(folder) = folder {
+        path.push(folder.path());
+        path.push(":");
+    }
+    path.push(std::env::var_os("PATH").unwrap());
+    path
 }
 
 impl Drop for Agent {

@@ -177,3 +177,70 @@ fn case_049_a_reset_brings_everything_back() {
         assert_eq!(agent.out("python3 -c 'import os; print(os.environ[\"K\"])'"), "v w\n");
     }
 }
+
+#[test]
+fn local_variables_of_a_function_that_ends_the_shell_are_no_state() {
+    let agent = Agent::start();
+    agent.out("X=global; A=(g h); declare -A M=([k]=g); IFS=,; export E=global");
+    let command = "outer() { local X=1 Y=2 E=3; local -a A=(l) AN=(n); local -A MM=([q]=r); local -n RO=X; inner; }; \
+                   inner() { local X=4 M=5 IFS=: Z; local -n R=X; local -i I=6; NEW=kept; exit 3; }; outer";
+    assert_eq!(agent.run(command).exit_code, 3);
+    let show = "echo \"$X|${A[*]}|${M[k]}|$IFS|$E|$NEW|${Y-none}|${Z-none}|${I-none}|${R-none}|${AN-none}|${MM[q]-none}|${RO-none}\"";
+    assert_eq!(
+        agent.run(show).stdout,
+        "global|g,h|g|,|global|kept|none|none|none|none|none|none|none\n"
+    );
+}
+
+#[test]
+fn what_a_call_set_before_it_had_to_be_ended_is_kept() {
+    let agent = Agent::start();
+    for hang in [
+        "trap '' INT; while :; do :; done",
+        "trap 'echo caught' INT; sleep 99; touch ~/after",
+        "kill -STOP $$; touch ~/after",
+        "trap '' INT; echo \"$(sleep 99)\" >~/after",
+        "f() { local K=local; trap '' INT; sleep 99; touch ~/after; }; f",
+    ] {
+        agent.out("cd; trap - INT; K=0; unset M");
+        let result = agent.run_for(1, &format!("K=1; declare -A M=([a]=b); cd /usr; {hang}"));
+        assert_eq!((result.exit_code, result.stdout.as_str()), (124, ""), "{hang}");
+        let result = agent.run("echo \"$K ${M[a]} $PWD\"; ls ~/after 2>/dev/null");
+        assert_eq!(result.stdout, "1 b /usr\n", "{hang}");
+        // A shell that was only stopped is kept.
+        let notice = result.session_reset.unwrap_or_default();
+        assert_eq!(notice.is_empty(), hang.starts_with("kill"), "{hang}: {notice}");
+        assert!(!notice.contains("before"), "{notice}");
+    }
+}
+
+#[test]
+fn a_reset_says_what_a_killed_call_took_with_it() {
+    let agent = Agent::start();
+    agent.out(STATE);
+    assert_eq!(agent.run("K=2; kill -9 $$").exit_code, 137);
+    let result = agent.run(SHOW);
+    assert_eq!(result.stdout, SHOWN);
+    let notice = result.session_reset.unwrap();
+    assert!(notice.contains("as they were before that call"), "{notice}");
+}
+
+#[test]
+fn limits_that_leave_no_room_for_a_command_are_given_up() {
+    let agent = Agent::start();
+    agent.out(STATE);
+    agent.run("ulimit -n 4");
+    let result = agent.run(SHOW);
+    assert_eq!(result.stdout, SHOWN);
+    let notice = result.session_reset.unwrap();
+    assert!(!notice.contains('\n'), "{notice}");
+    assert_eq!(agent.run(SHOW).session_reset, None);
+}
+
+#[test]
+fn the_users_prompts_survive_a_reset() {
+    let agent = Agent::start();
+    agent.out("PS1='mine> '; PROMPT_COMMAND='echo boo'; PS4='> '");
+    assert_eq!(agent.run("exit 3").exit_code, 3);
+    assert_eq!(agent.out("echo \"$PS1|$PROMPT_COMMAND|$PS4\""), "mine> |echo boo|> \n");
+}

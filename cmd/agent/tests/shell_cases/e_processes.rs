@@ -255,3 +255,25 @@ fn a_timeout_of_a_flood_and_of_a_fork_storm_comes_in_time() {
     std::thread::sleep(Duration::from_millis(20));
     assert_eq!(agent.run("echo ok").stdout, "ok\n");
 }
+
+#[test]
+fn no_trap_that_a_call_sets_by_other_means_runs_its_list_on() {
+    for setting in [
+        "f",
+        "eval \"$T\"; sleep 99; touch ~/after",
+        ". ~/s",
+        "builtin trap 'echo caught' INT; sleep 99; touch ~/after",
+        "a",
+    ] {
+        let agent = Agent::start();
+        agent.out(
+            "T=\"trap 'echo caught' INT\"; f() { trap 'echo caught' INT; sleep 99; touch ~/after; }; alias a=f; \
+             echo \"$T; sleep 99; touch ~/after\" >~/s",
+        );
+        let result = agent.run_for(1, setting);
+        assert_eq!((result.exit_code, result.stdout.as_str()), (124, ""), "{setting}");
+        agent.until_quiet();
+        assert_eq!(agent.run("ls ~/after 2>/dev/null").stdout, "", "{setting}");
+        assert_eq!(agent.run("echo $T").stdout, "trap 'echo caught' INT\n", "{setting}");
+    }
+}

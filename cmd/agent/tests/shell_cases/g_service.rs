@@ -152,11 +152,29 @@ fn case_098_shutdown() {
     assert_eq!(agent.run("echo again").stdout, "again\n");
     agent.out("setsid sleep 300 & (nohup sleep 301 &)");
     let mut running = agent.begin(&json!({"command": "echo begun; trap '' INT TERM; sleep 200"}), "*/*");
-    std::thread::sleep(Duration::from_millis(500));
+    let deadline = Instant::now() + GENEROUS;
+    let sleeping = || {
+        agent
+            .processes()
+            .iter()
+            .filter(|line| line.starts_with("sleep "))
+            .count()
+    };
+    while sleeping() < 3 {
+        assert!(Instant::now() < deadline, "{:?}", agent.processes());
+        std::thread::sleep(Duration::from_millis(10));
+    }
     let mut waiting = agent.begin(&json!({"command": "touch ~/ran"}), "*/*");
-    std::thread::sleep(Duration::from_millis(200));
-    let processes = agent.processes();
-    assert!(processes.len() >= 3, "{processes:?}");
+    let queued = || {
+        let metrics = agent.request("GET", "/metrics", &[], b"").body;
+        String::from_utf8(metrics)
+            .unwrap()
+            .contains("cli_mcp_agent_waiting_calls 1")
+    };
+    while !queued() {
+        assert!(Instant::now() < deadline, "the second call does not wait");
+        std::thread::sleep(Duration::from_millis(10));
+    }
     agent.terminate();
     let result = receive(&mut running).expect("the running call is answered").result();
     assert_eq!((result.exit_code, result.stdout.as_str()), (130, "begun\n"));
@@ -261,7 +279,7 @@ fn health_is_truthful() {
     assert!(
         String::from_utf8(metrics.body)
             .unwrap()
-            .contains("cli_mcp_agent_calls_total{outcome=\"Success\"} 1")
+            .contains("cli_mcp_agent_calls_total{outcome=\"success\"} 1")
     );
     signal(agent.pid(), "0");
 }

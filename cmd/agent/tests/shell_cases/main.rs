@@ -14,6 +14,7 @@ mod harness;
 mod a_delivery;
 mod b_output;
 mod c_endings;
+mod catalogue;
 mod d_state;
 mod e_processes;
 mod f_humans;

@@ -1,4 +1,7 @@
-//! The one task that owns the shell: takes calls from the queue, runs each, and keeps the shell fit for the next.
+//! The one task that owns the shell: takes calls from the queue and runs each.
+
+mod record;
+mod replace;
 
 use std::collections::HashSet;
 use std::path::PathBuf;
@@ -11,19 +14,20 @@ use nix::sys::signal::Signal;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use self::replace::When;
 use crate::capture::Capture;
 use crate::holder::{Holder, Slot};
 use crate::metrics::Metrics;
-use crate::outcome::{Finished, reset_notice, result_of};
+use crate::outcome::{Finished, result_of};
 use crate::pipes::CallPipes;
 use crate::processes::{self, Identity, Roots};
 use crate::queue::{Job, Queue, Refusal};
 use crate::reaper::{ExitCode, Reaper};
-use crate::running::{End, KILLED, Running, collect};
-use crate::script::{self, Nonce};
-use crate::shell::{Answer, Origin, Shell};
+use crate::running::{End, Running, collect};
+use crate::script::{self, CallPaths, Nonce, Stash};
+use crate::shell::{Origin, Shell};
 use crate::sink::Sink;
-use crate::snapshot::{Snapshot, may_change_state};
+use crate::snapshot::{Snapshot, may_set_traps};
 use crate::spill::SpillFolder;
 use crate::stop::{self, Outcome, Scope};
 
@@ -31,10 +35,6 @@ use crate::stop::{self, Outcome, Scope};
 const TIMED_OUT: ExitCode = 124;
 /// `exit_code` of a call that was cancelled: as after SIGINT.
 const CANCELLED: ExitCode = 130;
-/// How long a snapshot may take before it is given up.
-const SNAPSHOT_WAIT: Duration = Duration::from_secs(1);
-/// Calls that go without a snapshot after one was given up.
-const SNAPSHOT_PAUSE: u32 = 16;
 /// Bytes read at once.
 const READ_BYTES: usize = 128 << 10;
 
@@ -63,14 +63,21 @@ pub struct Session {
     state: Option<Snapshot>,
     state_is_current: bool,
     snapshot_pause: u32,
+    /// What the last shell's calls had set of the variables that are taken away between calls.
+    stash: Stash,
     /// Processes that were there before the next call.
     earlier: HashSet<Identity>,
     /// What the next result says about a shell that was replaced.
     reset: Option<String>,
     /// The same for the result after that: the shell ended in the call that runs.
     next_reset: Option<String>,
+    /// What it says besides of parts of the state that no shell could run with.
+    given_up: Option<String>,
     buffer: Vec<u8>,
 }
+
+/// How often a command that no shell has read is tried: as the shell is, in a fresh one, and with less and less state.
+const ATTEMPTS: usize = 4;
 
 /// What became of one try to run a command.
 enum Ran {
@@ -101,9 +108,11 @@ impl Session {
             state: None,
             state_is_current: false,
             snapshot_pause: 0,
+            stash: Stash::default(),
             earlier: HashSet::new(),
             reset: None,
             next_reset: None,
+            given_up: None,
             buffer: vec![0; READ_BYTES],
         }
     }
@@ -121,7 +130,7 @@ impl Session {
                 () = shutdown.cancelled() => break,
                 job = queue.next() => Some(job),
                 code = idle(self.shell.as_mut()) => {
-                    self.reset = Some(self.shell_ended(code, "between two calls"));
+                    self.reset = Some(self.shell_ended(code, When::Idle));
                     None
                 }
             };
@@ -158,94 +167,6 @@ impl Session {
             agent: i32::try_from(std::process::id()).unwrap_or(0),
             holder: self.holder.as_ref().map_or(0, Holder::pid),
             bash: self.shell.as_ref().map_or(0, |shell| shell.pid),
-        }
-    }
-
-    /// Makes holder, shell and pipes what a call needs; starts what is missing.
-    async fn make_ready(&mut self) -> Result<(), String> {
-        let reason = |what: &str, error: &dyn std::fmt::Display| format!("{what}: {error}");
-        if self.shell.as_ref().is_some_and(|shell| shell.exit.code().is_some()) {
-            let code = self
-                .shell
-                .as_ref()
-                .and_then(|shell| shell.exit.code())
-                .unwrap_or(KILLED);
-            self.reset = Some(self.shell_ended(code, "between two calls"));
-        }
-        if !self.holder.as_ref().is_some_and(Holder::alive) {
-            self.pipes = None;
-            let holder = Holder::start(&self.reaper).map_err(|error| reason("descriptor holder", &error))?;
-            self.holder = Some(holder);
-        }
-        let Some(holder) = &self.holder else {
-            return Err("descriptor holder: none".to_owned());
-        };
-        if self.shell.is_none() {
-            let started = match Shell::start(&self.settings.origin, holder, &self.reaper, self.state.as_ref()).await {
-                Ok(shell) => shell,
-                Err(error) if self.state.is_some() => {
-                    tracing::warn!(%error, "Failed to restore the shell's state, starting a plain one");
-                    self.state = None;
-                    self.reset = Some(format!(
-                        "The shell was replaced by a fresh one; its state could not be restored ({error})."
-                    ));
-                    Shell::start(&self.settings.origin, holder, &self.reaper, None)
-                        .await
-                        .map_err(|error| reason("bash", &error))?
-                }
-                Err(error) => return Err(reason("bash", &error)),
-            };
-            if let (Some(reset), Some(state)) = (&mut self.reset, &self.state)
-                && started.directory != state.directory
-            {
-                reset.push_str(&format!(
-                    " {} is gone, the working directory is now {}.",
-                    state.directory, started.directory
-                ));
-            }
-            self.shell = Some(started);
-            self.alive.store(true, Ordering::Relaxed);
-        }
-        if self.pipes.is_none() {
-            self.pipes = Some(
-                CallPipes::prepare(holder)
-                    .await
-                    .map_err(|error| reason("pipes", &error))?,
-            );
-        }
-        Ok(())
-    }
-
-    /// The shell is gone: the next result will say so, and the next shell starts from the best state known.
-    #[must_use]
-    fn shell_ended(&mut self, code: ExitCode, when: &str) -> String {
-        self.shell_lost(&format!("ended with status {code} {when}"))
-    }
-
-    #[must_use]
-    fn shell_lost(&mut self, what: &str) -> String {
-        let mut shell = self.shell.take();
-        self.alive.store(false, Ordering::Relaxed);
-        self.metrics.reset();
-        let saved = shell.as_mut().and_then(Shell::take_state);
-        let current = saved.is_some() || self.state_is_current;
-        if let Some(saved) = saved {
-            self.state = Some(saved);
-        }
-        // The next shell is made from this state, whatever its age.
-        self.state_is_current = true;
-        reset_notice(what, self.state.is_some(), current)
-    }
-
-    /// Replaces the shell that read an unclosed `$(`: bash 5.2 goes on, and aborts at one of the next lines that it reads,
-    /// which would then be an innocent command's.
-    async fn retire(&mut self) {
-        let Some(shell) = &mut self.shell else { return };
-        shell.signal(Signal::SIGKILL);
-        shell.exit.wait().await;
-        self.reset = Some(self.shell_lost("was no longer sound after an unclosed $("));
-        if let Err(reason) = self.make_ready().await {
-            tracing::error!(reason, "Failed to replace the shell");
         }
     }
 
@@ -314,21 +235,40 @@ impl Session {
         cancel: &CancellationToken,
         sink: &mut Sink,
     ) -> Result<(Finished, Option<String>), String> {
-        for _ in 0..3 {
+        for attempt in 0..ATTEMPTS {
             self.make_ready().await?;
             match self.run_command(command, seconds, cancel, sink).await? {
                 Ran::Finished(finished) => {
                     let new = std::mem::replace(&mut self.reset, self.next_reset.take());
-                    return Ok((*finished, new));
+                    let less = self.given_up.take().unwrap_or_default();
+                    return Ok((*finished, new.map(|new| new + &less)));
                 }
-                Ran::Unread => {
-                    if let Some(state) = self.state.as_mut().filter(|state| state.hazards().no_way_to_source()) {
-                        state.without_shadows();
-                    }
-                }
+                Ran::Unread => self.give_way(attempt),
             }
         }
         Err("the shell reads no command".to_owned())
+    }
+
+    /// A shell that could not even begin a command is made again from less and less of the state: the reset's line says so.
+    fn give_way(&mut self, attempt: usize) {
+        let Some(state) = &mut self.state else { return };
+        let without = if attempt == 0 {
+            if state.hazards().no_way_to_source() {
+                state.without_shadows();
+            }
+            return;
+        } else if attempt + 2 < ATTEMPTS {
+            self.stash = Stash::default();
+            state.without_shadows();
+            state.without_limits();
+            "functions named like builtins and resource limits"
+        } else {
+            self.state = None;
+            "anything of its state"
+        };
+        self.given_up = Some(format!(
+            " No shell could run a command with all of it: it is restored without {without}."
+        ));
     }
 
     /// Runs one command to its end. An error means that it did not start.
@@ -356,9 +296,13 @@ impl Session {
             &nonce,
             &shell.before,
             &shell.hazards,
-            &holder.path(Slot::Command),
-            &holder.path(Slot::Stdout),
-            &holder.path(Slot::Stderr),
+            shell.dialect,
+            command.as_bytes(),
+            &CallPaths {
+                command: holder.path(Slot::Command),
+                stdout: holder.path(Slot::Stdout),
+                stderr: holder.path(Slot::Stderr),
+            },
         );
         let offered = pipes
             .offer(command.as_bytes(), holder)
@@ -400,10 +344,18 @@ impl Session {
             End::Status(status) => {
                 let mut status = status.clone();
                 if pipes.command_unread() {
-                    // Something of the user's stood in for the sourcing builtin: no command runs in this shell.
-                    shell.signal(Signal::SIGKILL);
-                    shell.exit.wait().await;
-                    self.shell = Some(shell);
+                    if status.aliases == Some(true) && !shell.hazards.aliased_keywords {
+                        // The line was lost to what the last command left; with aliases off the next is read.
+                        shell.hazards.aliased_keywords = true;
+                        shell.before.aliases = Some(true);
+                        self.shell = Some(shell);
+                    } else {
+                        // Something of the user's stood in for the sourcing builtin, or it cannot open its input.
+                        shell.signal(Signal::SIGKILL);
+                        shell.exit.wait().await;
+                        self.shell = Some(shell);
+                        self.reset = Some(self.shell_lost("could not begin a command", When::Idle, None));
+                    }
                     return Ok(Ran::Unread);
                 }
                 status.code = exit_code;
@@ -412,7 +364,9 @@ impl Session {
             }
             End::Shell(_) => self.shell = Some(shell),
             End::Deadline | End::Cancelled => {
-                let trapped = command.contains("trap") || self.state.as_ref().is_some_and(Snapshot::traps_interrupt);
+                let state = self.state.as_ref();
+                let trapped = may_set_traps(command)
+                    || state.is_some_and(|state| state.traps_interrupt() || state.may_set_traps());
                 match stop::stop(&mut shell, scope, trapped).await {
                     Outcome::Kept(mut status) => {
                         status.code = exit_code;
@@ -422,11 +376,12 @@ impl Session {
                     Outcome::Ended(_) => self.shell = Some(shell),
                     Outcome::Lost => {
                         let directory = processes::working_directory(shell.pid);
-                        shell.signal(Signal::SIGKILL);
-                        shell.exit.wait().await;
-                        scope.kill_all().await;
+                        // A trap of the user's for the end would be more of the command.
+                        let silent = state.is_some_and(Snapshot::traps_the_end) || names_the_end(command);
+                        stop::end(&mut shell, scope, silent).await;
                         self.shell = Some(shell);
-                        self.shell_replaced(directory);
+                        let what = "had to be ended with the last call";
+                        self.next_reset = Some(self.shell_lost(what, When::InCall, directory));
                     }
                 }
             }
@@ -449,7 +404,7 @@ impl Session {
         pipes.stdout.drain_in_background();
         pipes.stderr.drain_in_background();
         if let Some(code) = self.shell.as_ref().and_then(|shell| shell.exit.code()) {
-            self.next_reset = Some(self.shell_ended(code, "in the last call"));
+            self.next_reset = Some(self.shell_ended(code, When::InCall));
         }
         Ok(Ran::Finished(Box::new(Finished {
             end,
@@ -459,118 +414,33 @@ impl Session {
             stderr,
         })))
     }
-
-    /// The shell could not be brought back from a call that was ended: its state is that before the call, but for the
-    /// working directory, which can be seen from outside.
-    fn shell_replaced(&mut self, directory: Option<PathBuf>) {
-        self.shell = None;
-        self.alive.store(false, Ordering::Relaxed);
-        self.metrics.reset();
-        if let (Some(state), Some(directory)) = (&mut self.state, directory.as_deref().and_then(|path| path.to_str())) {
-            let same = std::fs::canonicalize(&state.directory).is_ok_and(|path| path.to_str() == Some(directory));
-            if !same {
-                directory.clone_into(&mut state.directory);
-            }
-        }
-        self.next_reset = Some(reset_notice(
-            "had to be ended with the last call",
-            self.state.is_some(),
-            self.state_is_current,
-        ));
-    }
-
-    /// Between calls: fresh pipes, the state on record, and who was there before.
-    async fn settle(&mut self, command: &str) {
-        if let Err(reason) = self.make_ready().await {
-            tracing::error!(reason, "Failed to make the shell ready");
-            return;
-        }
-        let changed = self.state.as_ref().is_none_or(|state| may_change_state(command, state));
-        if changed || !self.state_is_current {
-            self.state_is_current = false;
-            self.take_snapshot().await;
-        }
-        self.note_earlier();
-    }
-
-    /// Remembers which processes of the sandbox are there. Most often there are none, which costs two small reads.
-    fn note_earlier(&mut self) {
-        let roots = self.roots();
-        self.earlier.clear();
-        let quiet = processes::children(roots.bash).is_some_and(|children| children.is_empty())
-            && processes::children(roots.agent).is_some_and(|children| {
-                children
-                    .iter()
-                    .all(|child| *child == roots.bash || *child == roots.holder)
-            });
-        if !quiet {
-            let found = processes::of_call(&processes::table(), roots, &HashSet::new());
-            self.earlier.extend(found.into_iter().map(|process| process.identity));
-        }
-    }
-
-    /// Puts the state of the idle shell on record, or gives up after a moment.
-    async fn take_snapshot(&mut self) {
-        if self.snapshot_pause > 0 {
-            self.snapshot_pause -= 1;
-            return;
-        }
-        self.note_earlier();
-        let roots = self.roots();
-        let (Some(shell), Some(holder)) = (&mut self.shell, &self.holder) else {
-            return;
-        };
-        let _ = shell.take_state();
-        let nonce = Nonce::new();
-        let before = shell.before.clone();
-        let line = script::snapshot(
-            &nonce,
-            &shell.hazards,
-            &holder.path(Slot::Script),
-            &holder.path(Slot::Snapshot),
-        );
-        shell.forget_noise();
-        if shell.write(&line).is_err() {
-            return;
-        }
-        let mut answer = shell.answer(&nonce, Instant::now() + SNAPSHOT_WAIT).await;
-        if answer == Answer::Nothing {
-            self.snapshot_pause = SNAPSHOT_PAUSE;
-            Scope {
-                roots,
-                earlier: &self.earlier,
-            }
-            .kill_all()
-            .await;
-            answer = shell.answer(&nonce, Instant::now() + SNAPSHOT_WAIT).await;
-        }
-        match answer {
-            Answer::Status(_) => {
-                // Its own status is the subshell's; what the call left stands.
-                shell.before = before;
-                match shell.take_state() {
-                    Some(state) => {
-                        shell.hazards = state.hazards();
-                        self.state = Some(state);
-                        self.state_is_current = true;
-                    }
-                    None => self.snapshot_pause = SNAPSHOT_PAUSE,
-                }
-            }
-            // The next call finds out and starts another.
-            Answer::Ended(_) => {}
-            Answer::Nothing => {
-                shell.signal(Signal::SIGKILL);
-                shell.exit.wait().await;
-            }
-        }
-    }
 }
 
-/// Whether bash's parser met the end of the command inside `$(`. Taken from what the call printed, which a command can
-/// forge: it then gets a fresh shell, and nothing else.
+/// Whether a command may set a trap for the end of the shell, or for the signal by which the agent ends one.
+fn names_the_end(command: &str) -> bool {
+    may_set_traps(command)
+        && ["EXIT", "exit", " 0", "VTALRM", "vtalrm", "26"]
+            .iter()
+            .any(|name| command.contains(name))
+}
+
+/// Whether bash's parser met the end of the command inside `$(`: then the last line of stderr names the command, or
+/// `eval`, and the parenthesis that is missing, in whatever language. The message of an unexpected token, which may be a
+/// parenthesis, has another line after it, which begins as it does. A command can forge this: it then gets a fresh shell,
+/// and nothing else.
 fn left_unclosed_substitution(result: &ExecResult) -> bool {
-    result.exit_code == 2 && result.stderr.contains("unexpected EOF while looking for matching `)'")
+    let mut lines = result.stderr.lines().rev();
+    let (Some(last), before) = (lines.next(), lines.next()) else {
+        return false;
+    };
+    let Some((place, message)) = last.split_once(": ").and_then(|(_, rest)| {
+        let at = rest.find("/fd/").or_else(|| rest.find("eval"))?;
+        let end = at + rest[at..].find(": ")?;
+        Some((rest[..end].to_owned(), rest[end + 2..].to_owned()))
+    }) else {
+        return false;
+    };
+    result.exit_code == 2 && message.contains(')') && !before.is_some_and(|line| line.contains(&format!("{place}: ")))
 }
 
 /// Waits for the end of an idle shell, and keeps its pipes empty meanwhile.
@@ -583,5 +453,47 @@ async fn idle(shell: Option<&mut Shell>) -> ExitCode {
             return code;
         }
         shell.forget_noise();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn unclosed(exit_code: ExitCode, stderr: &str) -> bool {
+        left_unclosed_substitution(&ExecResult {
+            stdout: String::new(),
+            stderr: stderr.to_owned(),
+            exit_code,
+            duration_ms: 0,
+            truncated: false,
+            timed_out: false,
+            session_reset: None,
+        })
+    }
+
+    #[test]
+    fn an_unclosed_substitution_is_known_in_any_language() {
+        for stderr in [
+            "bash: /proc/9/fd/10: line 1: unexpected EOF while looking for matching `)'\n",
+            "x\nbash: /proc/9/fd/10: Zeile 3: Dateiende beim Suchen nach »)« erreicht.\n",
+            "bash: /proc/9/fd/10: \u{884c} 1: \u{5bfb}\u{627e}\u{5339}\u{914d}\u{7684} \u{201c})\u{201d}\n",
+            "bash: eval: line 1: unexpected EOF while looking for matching `)'\n",
+        ] {
+            assert!(unclosed(2, stderr), "{stderr}");
+            assert!(!unclosed(0, stderr), "{stderr}");
+        }
+    }
+
+    #[test]
+    fn other_syntax_errors_are_not_taken_for_it() {
+        for stderr in [
+            "",
+            "ls: cannot access 'a)': No such file or directory\n",
+            "bash: /proc/9/fd/10: line 1: syntax error near unexpected token `)'\nbash: /proc/9/fd/10: line 1: `echo )'\n",
+            "bash: /proc/9/fd/10: line 1: unexpected EOF while looking for matching `\"'\n",
+        ] {
+            assert!(!unclosed(2, stderr), "{stderr}");
+        }
     }
 }

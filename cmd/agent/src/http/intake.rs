@@ -1,0 +1,118 @@
+//! Requests: the headers that decide, and a body within its bounds.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use cli_mcp_sandbox::token::TokenDigest;
+use cli_mcp_sandbox::wire::NDJSON;
+use http::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, WWW_AUTHENTICATE};
+use http::{HeaderMap, HeaderValue, Request, StatusCode};
+use http_body::Body;
+use http_body_util::BodyExt;
+
+use super::answer::{Refused, error, refused};
+use crate::request::MAX_BODY_BYTES;
+
+/// How long a client may take to send a body.
+const BODY_WAIT: Duration = Duration::from_secs(30);
+/// Bytes of a body over the limit that are read and forgotten, so that a client hears why before it finds the door shut.
+const FORGIVEN_BYTES: usize = 16 << 20;
+
+/// The bearer token of a request: none, or one that is well formed.
+fn bearer(headers: &HeaderMap) -> Option<&[u8]> {
+    let value = headers.get(AUTHORIZATION)?.as_bytes();
+    let (scheme, token) = value.split_at_checked(7)?;
+    let token = token.trim_ascii();
+    (scheme.eq_ignore_ascii_case(b"bearer ") && !token.is_empty()).then_some(token)
+}
+
+fn is_json(headers: &HeaderMap) -> bool {
+    let Some(Ok(value)) = headers.get(CONTENT_TYPE).map(HeaderValue::to_str) else {
+        return false;
+    };
+    value
+        .split(';')
+        .next()
+        .is_some_and(|media_type| media_type.trim().eq_ignore_ascii_case("application/json"))
+}
+
+pub(super) fn wants_lines(headers: &HeaderMap) -> bool {
+    headers
+        .get_all(ACCEPT)
+        .iter()
+        .filter_map(|value| value.to_str().ok())
+        .flat_map(|value| value.split(','))
+        .any(|range| {
+            range
+                .split(';')
+                .next()
+                .is_some_and(|media_type| media_type.trim().eq_ignore_ascii_case(NDJSON))
+        })
+}
+
+pub(super) fn one_authorization(headers: &HeaderMap) -> Result<(), Refused> {
+    if headers.get_all(AUTHORIZATION).iter().count() > 1 {
+        return Err(refused(StatusCode::BAD_REQUEST, "more than one Authorization header"));
+    }
+    Ok(())
+}
+
+pub(super) fn authenticate(headers: &HeaderMap, expected: &TokenDigest) -> Result<(), Refused> {
+    // An absent token is compared as well: the time says nothing.
+    if expected.matches(bearer(headers).unwrap_or_default()) {
+        return Ok(());
+    }
+    let mut answer = error(StatusCode::UNAUTHORIZED, "wrong or missing bearer token");
+    answer
+        .headers_mut()
+        .insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+    Err(Box::new(answer))
+}
+
+pub(super) async fn json_body<B: Body<Data = Bytes> + Unpin>(request: Request<B>) -> Result<Vec<u8>, Refused> {
+    if !is_json(request.headers()) {
+        return Err(refused(
+            StatusCode::UNSUPPORTED_MEDIA_TYPE,
+            "the body must have Content-Type: application/json",
+        ));
+    }
+    read_body(request.into_body()).await
+}
+
+pub(super) async fn read_body<B: Body<Data = Bytes> + Unpin>(mut body: B) -> Result<Vec<u8>, Refused> {
+    let too_large = || {
+        refused(
+            StatusCode::PAYLOAD_TOO_LARGE,
+            format!("the body is over {MAX_BODY_BYTES} bytes; write long input to a file in pieces"),
+        )
+    };
+    if body.size_hint().lower() > (MAX_BODY_BYTES + FORGIVEN_BYTES) as u64 {
+        return Err(too_large());
+    }
+    let read = async {
+        let mut bytes = Vec::new();
+        let mut total = 0_usize;
+        while let Some(frame) = body.frame().await {
+            let Ok(frame) = frame else {
+                return Err(refused(StatusCode::BAD_REQUEST, "the body ended early"));
+            };
+            let Ok(data) = frame.into_data() else { continue };
+            total += data.len();
+            if total > MAX_BODY_BYTES + FORGIVEN_BYTES {
+                return Err(too_large());
+            }
+            if total <= MAX_BODY_BYTES {
+                bytes.extend_from_slice(&data);
+            }
+        }
+        if total > MAX_BODY_BYTES {
+            Err(too_large())
+        } else {
+            Ok(bytes)
+        }
+    };
+    match tokio::time::timeout(BODY_WAIT, read).await {
+        Ok(read) => read,
+        Err(_) => Err(refused(StatusCode::REQUEST_TIMEOUT, "the body did not arrive in time")),
+    }
+}

@@ -1,0 +1,225 @@
+//! The endpoints (contract, section 5): what each does, and in which order what is wrong is answered.
+
+mod answer;
+mod intake;
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use bytes::Bytes;
+use cli_mcp_sandbox::token::TokenDigest;
+use cli_mcp_sandbox::wire::CancelResponse;
+use http::header::ALLOW;
+use http::{HeaderMap, HeaderValue, Method, Request, StatusCode};
+use http_body::Body;
+use tokio::sync::mpsc;
+
+pub use self::answer::AnswerBody;
+use self::answer::{Answer, Refused, STREAM_LINES, error, json, refusal, refused, stream, whole};
+use self::intake::{authenticate, json_body, one_authorization, read_body, wants_lines};
+use crate::egress::Egress;
+use crate::metrics::Metrics;
+use crate::queue::{Queue, Refusal};
+use crate::request;
+
+/// What the endpoints know.
+#[derive(Clone, Debug)]
+pub struct Endpoints {
+    session: Arc<Mutex<Option<TokenDigest>>>,
+    /// None where the agent was started with a session token and cannot be assigned.
+    assign: Option<TokenDigest>,
+    started_with_session: bool,
+    queue: Queue,
+    egress: Egress,
+    metrics: Metrics,
+    shell_alive: Arc<AtomicBool>,
+}
+
+impl Endpoints {
+    /// Endpoints of an agent with these digests. `shell_alive` follows whether bash runs.
+    #[must_use]
+    pub fn new(
+        session: Option<TokenDigest>,
+        assign: Option<TokenDigest>,
+        queue: Queue,
+        egress: Egress,
+        metrics: Metrics,
+        shell_alive: Arc<AtomicBool>,
+    ) -> Self {
+        Self {
+            started_with_session: session.is_some(),
+            session: Arc::new(Mutex::new(session)),
+            assign,
+            queue,
+            egress,
+            metrics,
+            shell_alive,
+        }
+    }
+
+    /// Answers one request.
+    pub async fn answer<B>(&self, request: Request<B>) -> Answer
+    where
+        B: Body<Data = Bytes> + Unpin,
+    {
+        let allowed = match request.uri().path() {
+            "/exec" | "/assign" | "/cancel" => Method::POST,
+            "/health" | "/metrics" => Method::GET,
+            _ => {
+                return error(
+                    StatusCode::NOT_FOUND,
+                    "no such endpoint: use /exec, /assign, /cancel, /health or /metrics",
+                );
+            }
+        };
+        if request.method() != allowed {
+            let mut answer = error(StatusCode::METHOD_NOT_ALLOWED, format!("use {allowed} here"));
+            if let Ok(value) = HeaderValue::from_str(allowed.as_str()) {
+                answer.headers_mut().insert(ALLOW, value);
+            }
+            return answer;
+        }
+        match request.uri().path() {
+            "/health" => self.health(),
+            "/metrics" => whole(
+                StatusCode::OK,
+                "application/openmetrics-text; version=1.0.0; charset=utf-8",
+                Bytes::from(self.metrics.encode(self.queue.waiting())),
+            ),
+            "/exec" => self.exec(request).await,
+            "/assign" => self.assign(request).await,
+            _ => self.cancel(request).await,
+        }
+    }
+
+    fn health(&self) -> Answer {
+        if let Some(reason) = self.egress.refusal() {
+            return error(StatusCode::SERVICE_UNAVAILABLE, reason);
+        }
+        if self.queue.closed() {
+            return error(StatusCode::SERVICE_UNAVAILABLE, Refusal::ShuttingDown.to_string());
+        }
+        if !self.shell_alive.load(Ordering::Relaxed) {
+            return error(StatusCode::SERVICE_UNAVAILABLE, "bash is not running");
+        }
+        let mut status = serde_json::json!({"status": "ok"});
+        if self.egress.is_disabled() {
+            status["egress_check"] = "Disabled".into();
+        }
+        json(StatusCode::OK, &status)
+    }
+
+    /// Checks the session's bearer token, in the contract's order.
+    fn authorize(&self, headers: &HeaderMap) -> Result<(), Refused> {
+        one_authorization(headers)?;
+        let session = *self.session.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(session) = session else {
+            return Err(refused(
+                StatusCode::SERVICE_UNAVAILABLE,
+                "this sandbox has no session yet: POST /assign first",
+            ));
+        };
+        authenticate(headers, &session)
+    }
+
+    async fn exec<B: Body<Data = Bytes> + Unpin>(&self, request: Request<B>) -> Answer {
+        if let Err(answer) = self.authorize(request.headers()) {
+            return *answer;
+        }
+        if let Some(reason) = self.egress.refusal() {
+            return error(StatusCode::SERVICE_UNAVAILABLE, reason);
+        }
+        let lines = wants_lines(request.headers());
+        let body = match json_body(request).await {
+            Ok(body) => body,
+            Err(answer) => return *answer,
+        };
+        let request = match request::exec_request(&body) {
+            Ok(request) => request,
+            Err(text) => return error(StatusCode::BAD_REQUEST, text),
+        };
+        drop(body);
+        let timeout = request
+            .timeout
+            .unwrap_or(cli_mcp_sandbox::wire::DEFAULT_TIMEOUT_SECONDS);
+        let (sender, receiver) = if lines {
+            let (sender, receiver) = mpsc::channel(STREAM_LINES);
+            (Some(sender), Some(receiver))
+        } else {
+            (None, None)
+        };
+        let (ticket, result) = match self.queue.add(request.command, timeout, sender) {
+            Ok(added) => added,
+            Err(reason) => {
+                if reason == Refusal::Full {
+                    self.metrics.refuse();
+                }
+                return refusal(&reason);
+            }
+        };
+        match receiver {
+            Some(receiver) => stream(receiver, ticket, result).await,
+            None => {
+                let answer = match result.await {
+                    Ok(Ok(result)) => json(StatusCode::OK, &result),
+                    Ok(Err(reason)) => refusal(&reason),
+                    Err(_) => refusal(&Refusal::ShuttingDown),
+                };
+                drop(ticket);
+                answer
+            }
+        }
+    }
+
+    async fn assign<B: Body<Data = Bytes> + Unpin>(&self, request: Request<B>) -> Answer {
+        if let Err(answer) = one_authorization(request.headers()) {
+            return *answer;
+        }
+        let already = || error(StatusCode::CONFLICT, "this sandbox has another session already");
+        let Some(assign) = &self.assign else { return already() };
+        if let Err(answer) = authenticate(request.headers(), assign) {
+            return *answer;
+        }
+        let body = match json_body(request).await {
+            Ok(body) => body,
+            Err(answer) => return *answer,
+        };
+        let request = match request::assign_request(&body) {
+            Ok(request) => request,
+            Err(text) => return error(StatusCode::BAD_REQUEST, text),
+        };
+        if self.started_with_session {
+            return error(
+                StatusCode::CONFLICT,
+                "this sandbox was started with its session and cannot be assigned",
+            );
+        }
+        let digest = TokenDigest::of(request.token.as_bytes());
+        let mut session = self.session.lock().unwrap_or_else(PoisonError::into_inner);
+        match &*session {
+            Some(current) if !current.same(&digest) => already(),
+            Some(_) => json(StatusCode::OK, &serde_json::json!({"status": "assigned"})),
+            None => {
+                *session = Some(digest);
+                tracing::info!("Assigned to a session");
+                json(StatusCode::OK, &serde_json::json!({"status": "assigned"}))
+            }
+        }
+    }
+
+    async fn cancel<B: Body<Data = Bytes> + Unpin>(&self, request: Request<B>) -> Answer {
+        if let Err(answer) = self.authorize(request.headers()) {
+            return *answer;
+        }
+        match read_body(request.into_body()).await {
+            Ok(body) if body.is_empty() => json(
+                StatusCode::OK,
+                &CancelResponse {
+                    cancelled: self.queue.cancel_running(),
+                },
+            ),
+            Ok(_) => error(StatusCode::BAD_REQUEST, "the body of /cancel must be empty"),
+            Err(answer) => *answer,
+        }
+    }
+}

@@ -1,0 +1,137 @@
+//! Starting the shell, and putting another in its place: from which state, and what the next result says of it.
+
+use std::path::PathBuf;
+use std::sync::atomic::Ordering;
+
+use nix::sys::signal::Signal;
+
+use super::Session;
+use crate::holder::Holder;
+use crate::outcome::{Restored, reset_notice};
+use crate::pipes::CallPipes;
+use crate::reaper::ExitCode;
+use crate::running::KILLED;
+use crate::shell::Shell;
+
+impl Session {
+    /// Makes holder, shell and pipes what a call needs; starts what is missing.
+    pub(super) async fn make_ready(&mut self) -> Result<(), String> {
+        let reason = |what: &str, error: &dyn std::fmt::Display| format!("{what}: {error}");
+        if self.shell.as_ref().is_some_and(|shell| shell.exit.code().is_some()) {
+            let code = self
+                .shell
+                .as_ref()
+                .and_then(|shell| shell.exit.code())
+                .unwrap_or(KILLED);
+            self.reset = Some(self.shell_ended(code, When::Idle));
+        }
+        if !self.holder.as_ref().is_some_and(Holder::alive) {
+            self.pipes = None;
+            let holder = Holder::start(&self.reaper).map_err(|error| reason("descriptor holder", &error))?;
+            self.holder = Some(holder);
+        }
+        let Some(holder) = &self.holder else {
+            return Err("descriptor holder: none".to_owned());
+        };
+        if self.shell.is_none() {
+            let mut started = match Shell::start(&self.settings.origin, holder, &self.reaper, self.state.as_ref()).await
+            {
+                Ok(shell) => shell,
+                Err(error) if self.state.is_some() => {
+                    tracing::warn!(%error, "Failed to restore the shell's state, starting a plain one");
+                    self.state = None;
+                    self.reset = Some(format!(
+                        "The shell was replaced by a fresh one; its state could not be restored ({error})."
+                    ));
+                    Shell::start(&self.settings.origin, holder, &self.reaper, None)
+                        .await
+                        .map_err(|error| reason("bash", &error))?
+                }
+                Err(error) => return Err(reason("bash", &error)),
+            };
+            if let (Some(reset), Some(state)) = (&mut self.reset, &self.state)
+                && started.directory != state.directory
+            {
+                reset.push_str(&format!(
+                    " {} is gone, the working directory is now {}.",
+                    state.directory, started.directory
+                ));
+            }
+            if self.state.is_some() {
+                started.before.stash = std::mem::take(&mut self.stash);
+            }
+            self.shell = Some(started);
+            self.alive.store(true, Ordering::Relaxed);
+        }
+        if self.pipes.is_none() {
+            self.pipes = Some(
+                CallPipes::prepare(holder)
+                    .await
+                    .map_err(|error| reason("pipes", &error))?,
+            );
+        }
+        Ok(())
+    }
+
+    /// The shell is gone: the next result will say so, and the next shell starts from the best state known.
+    #[must_use]
+    pub(super) fn shell_ended(&mut self, code: ExitCode, when: When) -> String {
+        let place = match when {
+            When::Idle => "between two calls",
+            When::InCall => "in the last call",
+        };
+        self.shell_lost(&format!("ended with status {code} {place}"), when, None)
+    }
+
+    /// As [`Self::shell_ended`], for a shell of which only the working directory may be known.
+    #[must_use]
+    pub(super) fn shell_lost(&mut self, what: &str, when: When, directory: Option<PathBuf>) -> String {
+        let mut shell = self.shell.take();
+        self.alive.store(false, Ordering::Relaxed);
+        self.metrics.reset();
+        self.snapshot_pause = 0;
+        if let Some(shell) = &shell {
+            self.stash = shell.before.stash.clone();
+        }
+        let restored = match (shell.as_mut().and_then(Shell::take_state), &mut self.state) {
+            (Some(saved), _) => {
+                self.state = Some(saved);
+                Restored::AsLeft
+            }
+            (None, None) => Restored::Nothing,
+            (None, Some(_)) if !self.state_is_current => Restored::Older,
+            (None, Some(_)) if when == When::Idle => Restored::AsLeft,
+            (None, Some(state)) => match directory.as_deref().and_then(|path| path.to_str()) {
+                Some(directory) => {
+                    state.move_to(directory);
+                    Restored::BeforeCallButDirectory
+                }
+                None => Restored::BeforeCall,
+            },
+        };
+        // The next shell is made from this state, whatever its age.
+        self.state_is_current = true;
+        reset_notice(what, restored)
+    }
+
+    /// Replaces a shell that read an unclosed `$(`: bash 5.2 goes on, and aborts at one of the next lines that it reads,
+    /// which would then be an innocent command's.
+    pub(super) async fn retire(&mut self) {
+        let Some(shell) = &mut self.shell else { return };
+        shell.signal(Signal::SIGKILL);
+        shell.exit.wait().await;
+        self.reset = Some(self.shell_lost("was no longer sound after an unclosed $(", When::Idle, None));
+        if let Err(reason) = self.make_ready().await {
+            tracing::error!(reason, "Failed to replace the shell");
+        }
+    }
+}
+
+/// When a shell ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum When {
+    /// No call ran.
+    Idle,
+    /// A call ran.
+    InCall,
+}

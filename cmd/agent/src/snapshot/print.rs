@@ -1,0 +1,39 @@
+//! The script by which a bash prints its state, each piece ended by NUL.
+
+/// Runs after [`crate::script::snapshot`] has made it safe to: in POSIX mode, where no function stands in for a special
+/// builtin. Aliases go first, since they could be called like the keywords that follow.
+///
+/// A shell that ends inside a function still has its local variables, which are no state. In a subshell each variable is
+/// declared globally, so that there is one to be seen below the local ones, and then taken away from within another
+/// function, where that uncovers the next, until none is left: it hid as many as were seen, less one.
+pub const PRINT_STATE: &str = r#"\unset -f shopt; \shopt -u expand_aliases
+\unset -f declare compgen alias ulimit umask local
+\unset POSIXLY_CORRECT
+if \local CLI_MCP_Z; then
+CLI_MCP_P() { if [[ -R $1 ]]; then \unset -n -- "$1"; else \unset -v -- "$1"; fi; }
+CLI_MCP_T() {
+CLI_MCP_C=-1
+if [[ -R $1 ]]; then \declare -gn "$1"; else case ${!1@a} in *a*) \declare -ga "$1";; *A*) \declare -gA "$1";; *) \declare -g "$1";; esac; fi
+while \declare -p "$1" >/dev/null && [[ $CLI_MCP_C != 40 ]]; do CLI_MCP_P "$1"; CLI_MCP_C=$((CLI_MCP_C+1)); done
+[[ $CLI_MCP_C -lt 1 || $CLI_MCP_C == 40 ]] || \printf '%s:%s;' "$1" "$CLI_MCP_C"
+}
+CLI_MCP_Q=$(CLI_MCP_T IFS; IFS=$' \t\n'; \set -f
+for CLI_MCP_N in $(\compgen -v); do [[ $CLI_MCP_N == CLI_MCP_* || $CLI_MCP_N == IFS ]] || CLI_MCP_T "$CLI_MCP_N"; done)
+while [[ $CLI_MCP_Q == *\;* ]]; do
+CLI_MCP_N=${CLI_MCP_Q%%:*} CLI_MCP_Q=${CLI_MCP_Q#*:}; CLI_MCP_C=${CLI_MCP_Q%%;*} CLI_MCP_Q=${CLI_MCP_Q#*;}
+while (( CLI_MCP_C-- > 0 )); do CLI_MCP_P "$CLI_MCP_N"; done
+done
+fi
+\printf '%s\0' "$CLI_MCP_B" "$CLI_MCP_S" "$PWD"
+\printf 'VIFS\0'; \declare -p IFS; \printf '\0'
+IFS=$' \t\n'
+\set -f
+\printf 'P\0'; [[ $# != 0 ]] && \printf '%q ' "$@"; \printf '\0'
+for CLI_MCP_N in $(\compgen -v); do [[ $CLI_MCP_N == IFS ]] || { \printf 'V%s\0' "$CLI_MCP_N"; \declare -p -- "$CLI_MCP_N"; \printf '\0'; }; done
+for CLI_MCP_N in $(\compgen -A function); do \printf 'F%s\0' "$CLI_MCP_N"; \declare -f -- "$CLI_MCP_N"; \printf '\0'; done
+\printf 'G\0'; \declare -F; \printf '\0'
+\printf 'A\0'; \declare -p BASH_ALIASES; \printf '\0'
+\printf 'U\0'; \umask; \printf '\0'
+for CLI_MCP_N in S H; do for CLI_MCP_L in c d e f i l m n q r s t u v x; do \printf 'L%s%s\0' $CLI_MCP_N $CLI_MCP_L; \ulimit -$CLI_MCP_N$CLI_MCP_L; \printf '\0'; done; done
+\printf 'END\0'
+"#;

@@ -1,0 +1,119 @@
+//! The script that brings a state back into a fresh bash.
+
+use std::fmt::Write as _;
+use std::path::Path;
+
+use super::{Snapshot, kept};
+use crate::script::quote;
+
+/// `set -o` options that never come back: those that do not outlive a call, end the shell, or are the agent's own.
+const OPTIONS_NOT_RESTORED: [&str; 7] = [
+    "errexit",
+    "nounset",
+    "noexec",
+    "onecmd",
+    "privileged",
+    "history",
+    "interactive-comments",
+];
+
+impl Snapshot {
+    /// The script that brings this state into a fresh bash started with the variables `inherited`.
+    ///
+    /// Functions come after all that uses a builtin, and as plain definitions, which run no trap and expand no alias;
+    /// aliases last, by assignment.
+    #[must_use]
+    pub fn restore_script(&self, inherited: &[String], exit_trap: &str) -> String {
+        let mut script = String::new();
+        script.push_str(&change_directory(&self.directory));
+        for name in inherited
+            .iter()
+            .filter(|name| kept(name) && !self.variables.contains_key(*name))
+        {
+            let _ = writeln!(script, "\\unset -v {}", quote(name));
+        }
+        script.push_str("for CLI_MCP_N in ${BASHOPTS//:/ }; do \\shopt -u \"$CLI_MCP_N\"; done\n");
+        for name in self.shopts.iter().filter(|name| *name != "login_shell") {
+            let _ = writeln!(script, "\\shopt -s {}", quote(name));
+        }
+        for text in self.variables.values() {
+            let _ = writeln!(script, "\\eval {}", quote(text));
+        }
+        for (name, value) in &self.limits {
+            let _ = writeln!(script, "\\ulimit -{name} {}", quote(value));
+        }
+        if !self.umask.is_empty() {
+            let _ = writeln!(script, "\\umask {}", quote(&self.umask));
+        }
+        if !self.positional.trim().is_empty() {
+            let _ = writeln!(script, "\\eval {}", quote(&format!("set -- {}", self.positional)));
+        }
+        script.push_str("\\unset -v CLI_MCP_N\n");
+        let _ = writeln!(script, "\\trap {} EXIT", quote(exit_trap));
+        for trap in self.user_traps() {
+            let _ = writeln!(script, "\\eval {}", quote(&trap));
+        }
+        for option in self
+            .options
+            .iter()
+            .filter(|option| !OPTIONS_NOT_RESTORED.contains(&option.as_str()))
+        {
+            let _ = writeln!(script, "\\set -o {}", quote(option));
+        }
+        for option in ["braceexpand", "hashall"] {
+            if !self.options.iter().any(|other| other == option) {
+                let _ = writeln!(script, "\\set +o {option}");
+            }
+        }
+        for text in self.functions.values() {
+            let _ = writeln!(script, "{text}");
+        }
+        for line in self.function_attributes.lines() {
+            if !line.starts_with("declare -f ") && line.starts_with("declare -f") {
+                let _ = writeln!(script, "\\{line}");
+            }
+        }
+        if let Some((_, aliases)) = self.aliases.split_once('=') {
+            let _ = writeln!(script, "BASH_ALIASES={aliases}");
+        }
+        script
+    }
+
+    /// Each trap by itself, without the agent's own.
+    pub(super) fn user_traps(&self) -> Vec<String> {
+        let mut traps: Vec<String> = Vec::new();
+        for line in self.traps.split_inclusive('\n') {
+            match traps.last_mut() {
+                Some(last) if !line.starts_with("trap -- ") => last.push_str(line),
+                _ => traps.push(line.to_owned()),
+            }
+        }
+        traps.retain(|trap| !is_own(trap));
+        traps
+    }
+}
+
+/// Whether a line of `trap -p` shows the agent's own EXIT trap.
+fn is_own(trap: &str) -> bool {
+    trap.starts_with("trap -- '{ \\. /proc/") && trap.trim_end().ends_with("2>/dev/null' EXIT")
+}
+
+/// Changes to a directory, or to its nearest parent that is there (case 58).
+#[must_use]
+pub fn change_directory(directory: &str) -> String {
+    let mut tries: Vec<String> = Path::new(directory)
+        .ancestors()
+        .filter(|path| path.is_absolute())
+        .map(|path| format!("\\cd -- {}", quote(&path.to_string_lossy())))
+        .collect();
+    if tries.is_empty() {
+        tries.push("\\cd /".to_owned());
+    }
+    format!("{{ {}; }} 2>/dev/null\n", tries.join(" || "))
+}
+
+/// The script of a bash that has nothing to restore.
+#[must_use]
+pub fn startup_script(directory: &str, exit_trap: &str) -> String {
+    format!("{}\\trap {} EXIT\n", change_directory(directory), quote(exit_trap))
+}

@@ -30,7 +30,7 @@ const UNRECOGNIZED_NAME: [u8; 7] = [0x15, 0x03, 0x03, 0x00, 0x02, 0x02, 0x70];
 /// # Errors
 ///
 /// The refusal, with the target as far as it was understood.
-fn parse_connect(raw: &[u8]) -> Result<Authority, (Refusal, String)> {
+pub fn parse_connect(raw: &[u8]) -> Result<Authority, (Refusal, String)> {
     let refuse = |status, message: String, target: &str| Err((Refusal::new(status, message), shown(target)));
     let line = raw.split(|byte| *byte == b'\r').next().unwrap_or_default();
     let line = String::from_utf8_lossy(line);

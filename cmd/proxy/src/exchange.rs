@@ -7,7 +7,7 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::time::Sleep;
+use tokio::time::{Instant, Sleep};
 
 use crate::body::Decoder;
 use crate::head::{Framing, Head, HeadError, find_end};
@@ -31,7 +31,7 @@ pub struct Outbound<'a> {
     pub token: Option<&'a [u8]>,
     /// Whether the client's connection ends with this response.
     pub close_client: bool,
-    /// How long the response's head may take.
+    /// How long the response's head may take, from the last byte of the request's body that moved.
     pub head_timeout: Option<Duration>,
 }
 
@@ -102,6 +102,8 @@ struct Exchange<'a, C, U> {
     sending: Sending,
     receiving: Receiving,
     deadline: Option<Pin<Box<Sleep>>>,
+    /// Bytes of the request's body at the last look.
+    moved: u64,
     status: u16,
     keep_upstream: bool,
     switched: bool,
@@ -130,6 +132,7 @@ where
         sending: Sending::Active,
         receiving: Receiving::Head { scanned: 0 },
         deadline,
+        moved: 0,
         status: 0,
         keep_upstream: false,
         switched: false,
@@ -170,6 +173,7 @@ where
                 Poll::Ready(Err(PumpError::Source)) => return Poll::Ready(Err(ExchangeError::ClientGone)),
                 Poll::Ready(Err(PumpError::Malformed)) => return Poll::Ready(Err(ExchangeError::ClientMalformed)),
             }
+            self.put_off_deadline();
             if self.switched && self.sending != Sending::Active {
                 return Poll::Ready(Ok(()));
             }
@@ -192,6 +196,17 @@ where
                     PumpError::Sink => ExchangeError::ClientGone,
                     PumpError::Source | PumpError::Malformed => ExchangeError::Truncated,
                 }),
+        }
+    }
+
+    /// A long upload is no silent upstream.
+    fn put_off_deadline(&mut self) {
+        let moved = self.up.content();
+        if moved != self.moved
+            && let (Some(deadline), Some(timeout)) = (&mut self.deadline, self.outbound.head_timeout)
+        {
+            self.moved = moved;
+            deadline.as_mut().reset(Instant::now() + timeout);
         }
     }
 
@@ -247,7 +262,7 @@ where
         let framing = head
             .response_framing(self.outbound.method, status)
             .map_err(ExchangeError::BadResponse)?;
-        let mut out = start(head);
+        let mut out = start(head, self.outbound.token);
         strip::write_response_fields(head, self.outbound.token, &mut out);
         match framing {
             Framing::Length(length) => strip::write_field(b"Content-Length", length.to_string().as_bytes(), &mut out),
@@ -285,7 +300,7 @@ where
         let Some(protocol) = asked else {
             return Err(ExchangeError::BadUpgrade);
         };
-        let mut out = start(head);
+        let mut out = start(head, self.outbound.token);
         strip::write_response_fields(head, self.outbound.token, &mut out);
         strip::write_field(b"Connection", b"Upgrade", &mut out);
         strip::write_field(b"Upgrade", protocol.as_bytes(), &mut out);
@@ -299,10 +314,17 @@ where
     }
 }
 
-fn start(head: &Head) -> Vec<u8> {
+fn start(head: &Head, token: Option<&[u8]>) -> Vec<u8> {
     let mut out = Vec::with_capacity(512);
     out.extend_from_slice(b"HTTP/1.1");
-    out.extend_from_slice(head.status_text());
+    let text = head.status_text();
+    // A reason phrase is any text; the code is all that a client reads.
+    let shown = if strip::echoes(text, token) {
+        text.get(..5).unwrap_or_default()
+    } else {
+        text
+    };
+    out.extend_from_slice(shown);
     out.extend_from_slice(b"\r\n");
     out
 }

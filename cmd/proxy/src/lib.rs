@@ -2,7 +2,7 @@
 //! one identity, and nothing else is reachable.
 //!
 //! A connection goes through [`connect`] (CONNECT and TLS with a certificate of [`mint`]) into a [`tunnel`], whose
-//! requests are read by [`head`] and [`body`], planned by [`plan`]: resolved by [`path`] and [`request_info`], judged by [`policy`], freed of
+//! requests are read by [`head`] and [`body`], planned by [`plan`]: resolved by [`path`] and [`request_info`], judged by [`policy`] and [`deny_set`], freed of
 //! credentials by [`strip`], and exchanged with an upstream by [`exchange`] over a connection of [`dial`] and [`pool`].
 //! [`reload`] swaps the [`state`] that all of them read.
 //!
@@ -14,6 +14,7 @@ pub mod audit;
 pub mod body;
 pub mod config;
 pub mod connect;
+pub mod deny_set;
 pub mod dial;
 pub mod exchange;
 pub mod head;

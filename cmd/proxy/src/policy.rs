@@ -2,6 +2,7 @@
 
 use cli_mcp_api::v1alpha1::{Access, DeniedResource};
 
+use crate::deny_set;
 use crate::path::{Target, TargetError};
 use crate::request_info::{RequestInfo, Unresolvable};
 
@@ -22,23 +23,10 @@ const ROOTS: [&str; 10] = [
     "metrics",
 ];
 
-/// Subresources that run code or open a way around the proxy, in any group (cases 5, 8, 9, 12).
-const TUNNELS: [&str; 4] = ["exec", "attach", "portforward", "proxy"];
-
-/// KubeVirt's consoles and tunnels into virtual machines.
-const KUBEVIRT_TUNNELS: [&str; 6] = ["console", "vnc", "portforward", "usbredir", "ssh", "vsock"];
-
-/// Resources whose creation answers with a token: OpenShift's and Rancher's (case 11).
-const TOKEN_MINTS: [(&str, &str); 8] = [
-    ("oauth.openshift.io", "oauthaccesstokens"),
-    ("oauth.openshift.io", "useroauthaccesstokens"),
-    ("oauth.openshift.io", "oauthauthorizetokens"),
-    ("oauth.openshift.io", "tokenreviews"),
-    ("ext.cattle.io", "kubeconfigs"),
-    ("ext.cattle.io", "tokens"),
-    ("management.cattle.io", "tokens"),
-    ("management.cattle.io", "kubeconfigs"),
-];
+/// Resources of other groups that answer with the content of a denied one: group, resource, subresource, and what they
+/// show. OpenShift's `imagestreams/secrets` lists Secrets.
+const SHOWN_ELSEWHERE: [(&str, &str, &str, &str, &str); 1] =
+    [("image.openshift.io", "imagestreams", "secrets", "", "secrets")];
 
 /// What a target allows beside the fixed rules.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -163,14 +151,13 @@ impl Rules {
         segments: &[String],
         upgrade: Option<&str>,
     ) -> Result<(), Denied> {
-        if let Some(why) = danger(method, info) {
+        if let Some(why) = deny_set::danger(method, info) {
             return Err(Denied::Dangerous {
                 what: describe(info),
                 why,
             });
         }
-        let listed = |denied: &DeniedResource| denied.group == info.group && denied.resource == info.resource;
-        if info.is_resource && self.denied_resources.iter().any(listed) {
+        if info.is_resource && self.denied_resources.iter().any(|denied| shows(info, denied)) {
             return Err(Denied::DeniedResource(describe(info)));
         }
         if self.access == Access::ReadOnly && !reads_only(method, info) {
@@ -193,31 +180,18 @@ impl Rules {
     }
 }
 
-fn danger(method: &str, info: &RequestInfo) -> Option<&'static str> {
-    if !info.is_resource {
-        return None;
-    }
-    let (group, resource, subresource) = (info.group.as_str(), info.resource.as_str(), info.subresource.as_str());
-    let reads = matches!(method, "GET" | "HEAD");
-    if info.verb == "proxy" || TUNNELS.contains(&subresource) {
-        return Some("it runs code or opens a connection past the proxy");
-    }
-    if group == "subresources.kubevirt.io" && KUBEVIRT_TUNNELS.contains(&subresource) {
-        return Some("it opens a connection into a virtual machine");
-    }
-    if subresource == "ephemeralcontainers" && !reads {
-        return Some("it runs code in a pod");
-    }
-    if group.is_empty() && resource == "serviceaccounts" && subresource == "token" {
-        return Some("it mints a token");
-    }
-    if group == "certificates.k8s.io" && resource == "certificatesigningrequests" && subresource == "approval" {
-        return Some("it mints a client certificate");
-    }
-    if TOKEN_MINTS.contains(&(group, resource)) && !reads && method != "DELETE" && method != "OPTIONS" {
-        return Some("it mints a token");
-    }
-    None
+/// Whether a request is for a denied resource, or for another one that shows its content. The API server compares
+/// exactly; a server behind it may not.
+fn shows(info: &RequestInfo, denied: &DeniedResource) -> bool {
+    let is = |found: &str, expected: &str| found.eq_ignore_ascii_case(expected);
+    let itself = is(&info.group, &denied.group) && is(&info.resource, &denied.resource);
+    itself
+        || SHOWN_ELSEWHERE
+            .iter()
+            .any(|(group, resource, subresource, shown_group, shown)| {
+                (is(&info.group, group) && is(&info.resource, resource) && is(&info.subresource, subresource))
+                    && (is(&denied.group, shown_group) && is(&denied.resource, shown))
+            })
 }
 
 /// Judged by method and verb: the verb of a legacy `watch/` path is `watch` whatever the method.
@@ -291,7 +265,7 @@ mod tests {
             ("POST", "/apis/authentication.k8s.io/v1/tokenreviews"),
             ("POST", "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"),
             ("POST", "/api/v1/namespaces/ns/serviceaccounts"),
-            ("POST", "/apis/certificates.k8s.io/v1/certificatesigningrequests"),
+            ("GET", "/apis/certificates.k8s.io/v1/certificatesigningrequests"),
             ("GET", "/apis/"),
             ("GET", "/version/"),
             ("GET", "/"),
@@ -424,6 +398,8 @@ mod tests {
             ("GET", "/apis/apps/v1beta1/namespaces/n/deployments/d/scale"),
             ("GET", "/api/v1/namespaces/n"),
             ("PUT", "/api/v1/namespaces/n/finalize"),
+            ("GET", "/api/v1/namespaces/n/Secrets/s"),
+            ("GET", "/apis/image.openshift.io/v1/namespaces/n/imagestreams/i/secrets"),
         ] {
             assert_eq!(status_of(&rules, method, raw), 403, "{method} {raw}");
         }

@@ -12,8 +12,9 @@ use crate::metrics::ReloadLabels;
 use crate::proxy::Shared;
 use crate::state::{Inputs, State, StateError};
 
-/// How often the files are compared. A change is in use well within the 10 s that the page promises.
-const PERIOD: Duration = Duration::from_secs(2);
+/// How often the files are compared. A change is taken at the second look that sees it, well within the 10 s that the page
+/// promises.
+const PERIOD: Duration = Duration::from_secs(1);
 
 /// Where the inputs are.
 #[derive(Clone, Debug)]
@@ -102,6 +103,10 @@ pub struct Reloader {
     ssl_cert_file: Option<PathBuf>,
     /// What was last tried, served or not.
     tried: Inputs,
+    /// Why it is not served.
+    tried_error: Option<String>,
+    /// What the last look saw for the first time.
+    seen: Option<Inputs>,
     status: Arc<ReloadStatus>,
 }
 
@@ -124,6 +129,8 @@ impl Reloader {
                 resolver,
                 ssl_cert_file,
                 tried,
+                tried_error: None,
+                seen: None,
                 status: Arc::default(),
             },
             state,
@@ -136,22 +143,34 @@ impl Reloader {
         self.status.clone()
     }
 
-    /// Compares the files with what was last tried; loads and swaps them when they differ.
+    /// Compares the files with what was last tried; loads and swaps them when they differ, and differ in the same way as
+    /// at the last look: half of a file that is being written may be valid, a token's half above all.
     pub fn check(&mut self, shared: &Shared) {
-        let outcome = match read_inputs(&self.directories) {
-            Ok(inputs) if inputs == self.tried => return,
-            Ok(inputs) => {
-                let built = State::build(&inputs, &self.resolver, self.ssl_cert_file.as_deref());
-                self.tried = inputs;
-                built.map_err(LoadError::from)
+        match read_inputs(&self.directories) {
+            Ok(inputs) if inputs == self.tried => {
+                self.seen = None;
+                // A file that could not be read for a while is back as it was.
+                let error = self.tried_error.clone();
+                self.report(shared, error);
             }
-            Err(error) => Err(error),
-        };
-        match outcome {
+            Ok(inputs) if self.seen.as_ref() != Some(&inputs) => self.seen = Some(inputs),
+            Ok(inputs) => self.load(inputs, shared),
+            Err(error) => {
+                self.seen = None;
+                self.report(shared, Some(error.to_string()));
+            }
+        }
+    }
+
+    fn load(&mut self, inputs: Inputs, shared: &Shared) {
+        let built = State::build(&inputs, &self.resolver, self.ssl_cert_file.as_deref());
+        self.tried = inputs;
+        self.seen = None;
+        match built {
             Ok(state) => {
                 shared.state.store(Arc::new(state));
-                self.status.set(None);
-                shared.metrics.reload_failing.set(0);
+                self.tried_error = None;
+                self.report(shared, None);
                 shared
                     .metrics
                     .reloads
@@ -160,20 +179,27 @@ impl Reloader {
                 tracing::info!("Reloaded routes, kubeconfig and CA");
             }
             Err(error) => {
-                let text = error.to_string();
-                // A file that stays unreadable is told once.
-                if self.status.error().as_deref() != Some(&text) {
-                    tracing::error!(error = %text, "Cannot use the new files, the earlier ones stay in use");
-                    shared
-                        .metrics
-                        .reloads
-                        .get_or_create(&ReloadLabels { result: "failure" })
-                        .inc();
-                }
-                shared.metrics.reload_failing.set(1);
-                self.status.set(Some(text));
+                self.tried_error = Some(error.to_string());
+                let error = self.tried_error.clone();
+                self.report(shared, error);
             }
         }
+    }
+
+    /// Shows what is wrong; logs and counts it when it is new.
+    fn report(&self, shared: &Shared, error: Option<String>) {
+        if let Some(text) = &error
+            && self.status.error().as_ref() != Some(text)
+        {
+            tracing::error!(error = %text, "Cannot use the new files, the earlier ones stay in use");
+            shared
+                .metrics
+                .reloads
+                .get_or_create(&ReloadLabels { result: "failure" })
+                .inc();
+        }
+        shared.metrics.reload_failing.set(i64::from(error.is_some()));
+        self.status.set(error);
     }
 
     /// Checks forever, and lets connection pools drop what is old.

@@ -18,9 +18,9 @@ const HOP_BY_HOP: [&str; 11] = [
     "upgrade",
 ];
 
-/// Credentials, and statements of proxies about who the client is or what it meant. Underscores count as hyphens:
-/// some servers fold them.
-const IDENTITY: [&str; 24] = [
+/// Credentials, and statements of proxies about who the client is or what it meant. Whatever is no letter or digit counts
+/// as a hyphen: some servers fold underscores, dots and the rest into one.
+const IDENTITY: [&str; 27] = [
     "authorization",
     "cookie",
     "cookie2",
@@ -36,8 +36,11 @@ const IDENTITY: [&str; 24] = [
     "x-http-method-override",
     "x-method-override",
     "x-client-cert",
+    "x-client-dn",
     "ssl-client-cert",
     "client-cert",
+    "dpop",
+    "x-auth",
     "x-auth-key",
     "x-auth-email",
     "x-functions-key",
@@ -48,9 +51,14 @@ const IDENTITY: [&str; 24] = [
 ];
 
 /// Whole families, known and yet unknown members alike (cases 31 and 32).
-const FAMILIES: [&str; 10] = [
+const FAMILIES: [&str; 15] = [
     "proxy-",
-    "impersonate-",
+    "impersonate",
+    "x-amzn-oidc-",
+    "x-goog-authenticated-user-",
+    "x-goog-iap-",
+    "x-ms-client-principal",
+    "x-ms-token-",
     "x-remote-",
     "remote-",
     "x-forwarded-",
@@ -63,7 +71,21 @@ const FAMILIES: [&str; 10] = [
 
 /// Endings of names that carry a key: `X-Api-Key`, `X-Goog-Api-Key`, `X-Auth-Token`, `Private-Token`,
 /// `X-Amz-Security-Token` and the like (case 35).
-const KEY_ENDINGS: [&str; 6] = ["api-key", "apikey", "token", "secret", "password", "authorization"];
+const KEY_ENDINGS: [&str; 13] = [
+    "access-key",
+    "api-key",
+    "apikey",
+    "auth-key",
+    "authorization",
+    "client-cert",
+    "jwt",
+    "jwt-assertion",
+    "password",
+    "secret",
+    "secret-key",
+    "subscription-key",
+    "token",
+];
 
 /// Query parameters that carry a token. Compared in lower case, hyphens as underscores.
 const TOKEN_PARAMETERS: [&str; 19] = [
@@ -88,19 +110,17 @@ const TOKEN_PARAMETERS: [&str; 19] = [
     "authtoken",
 ];
 
-/// Subprotocols by which a WebSocket client of the API server sends a bearer token (case 28).
-const BEARER_SUBPROTOCOLS: [&str; 2] = [
-    "base64url.bearer.authorization.k8s.io",
-    "base64.bearer.authorization.k8s.io",
-];
+/// Words in the names of subprotocols by which WebSocket clients send a token (case 28): those of the API server are
+/// `base64url.bearer.authorization.k8s.io.TOKEN`, public servers have others.
+const BEARER_SUBPROTOCOLS: [&str; 6] = ["bearer", "authorization", "token", "api-key", "apikey", "jwt"];
 
 fn canonical_name(name: &[u8]) -> String {
     name.iter()
         .map(|byte| {
-            if *byte == b'_' {
-                '-'
-            } else {
+            if byte.is_ascii_alphanumeric() {
                 char::from(byte.to_ascii_lowercase())
+            } else {
+                '-'
             }
         })
         .collect()
@@ -146,7 +166,7 @@ fn write_subprotocols(head: &Head, nominated: &[String], out: &mut Vec<u8>) {
         .map(<[u8]>::trim_ascii)
         .filter(|member| {
             let member = String::from_utf8_lossy(member).to_ascii_lowercase();
-            !member.is_empty() && !BEARER_SUBPROTOCOLS.iter().any(|bearer| member.starts_with(bearer))
+            !member.is_empty() && !BEARER_SUBPROTOCOLS.iter().any(|word| member.contains(word))
         })
         .collect();
     if !kept.is_empty() {
@@ -164,9 +184,7 @@ pub fn write_response_fields(head: &Head, injected: Option<&[u8]>, out: &mut Vec
             || HOP_BY_HOP.contains(&canonical.as_str())
             || canonical.starts_with("proxy-")
             || matches!(canonical.as_str(), "set-cookie" | "set-cookie2");
-        let echoes = injected.is_some_and(|token| {
-            !token.is_empty() && value.len() >= token.len() && value.windows(token.len()).any(|window| window == token)
-        });
+        let echoes = echoes(value, injected);
         if echoes {
             tracing::warn!(header = %canonical, "An upstream sent the injected credential back in a header; it was removed");
         }
@@ -174,6 +192,12 @@ pub fn write_response_fields(head: &Head, injected: Option<&[u8]>, out: &mut Vec
             write_field(name, value, out);
         }
     }
+}
+
+/// Whether a text from upstream has the injected credential in it.
+#[must_use]
+pub fn echoes(text: &[u8], injected: Option<&[u8]>) -> bool {
+    injected.is_some_and(|token| !token.is_empty() && text.windows(token.len()).any(|window| window == token))
 }
 
 /// Writes one field.
@@ -248,6 +272,17 @@ mod tests {
             "Content-Length: 1",
             "X-Proxy-Authorization: x",
             "Remote-User: x",
+            "Impersonate: x",
+            "Impersonate.User: x",
+            "X.Remote.User: x",
+            "X-Remote_User: x",
+            "X-Goog-IAP-JWT-Assertion: x",
+            "Cf-Access-Jwt-Assertion: x",
+            "X-Amzn-Oidc-Data: x",
+            "X-MS-CLIENT-PRINCIPAL-NAME: x",
+            "DPoP: x",
+            "X-Access-Key: x",
+            "Ocp-Apim-Subscription-Key: x",
         ] {
             assert_eq!(forwarded(&format!("{field}\r\n")), "", "{field}");
         }
@@ -271,6 +306,14 @@ mod tests {
         let fields = "Sec-WebSocket-Protocol: v4.channel.k8s.io, Base64URL.Bearer.Authorization.k8s.io.abc,b\r\n\
                       sec-websocket-protocol: base64.bearer.authorization.k8s.io.x , c\r\n";
         assert_eq!(forwarded(fields), "Sec-WebSocket-Protocol: v4.channel.k8s.io, b, c\r\n");
+        for bearer in [
+            "Bearer.x",
+            "x-bearer-abc",
+            "access_token.abc",
+            "openai-insecure-api-key.abc",
+        ] {
+            assert_eq!(forwarded(&format!("Sec-WebSocket-Protocol: {bearer}\r\n")), "");
+        }
         assert_eq!(
             forwarded("Sec-WebSocket-Protocol: base64url.bearer.authorization.k8s.io.abc\r\n"),
             ""

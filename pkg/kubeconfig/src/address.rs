@@ -20,9 +20,30 @@ fn embedded_v4(address: Ipv6Addr) -> Option<Ipv4Addr> {
     let [a, b, c, d, e, f, g, h] = address.segments();
     let v4 = |high: u16, low: u16| Ipv4Addr::from((u32::from(high) << 16) | u32::from(low));
     match (a, b, c, d, e, f) {
+        // IPv4-compatible (RFC 4291), IPv4-translated (RFC 2765), NAT64 (RFC 6052, RFC 8215), 6to4 (RFC 3056), ISATAP
+        // (RFC 5214).
         (0, 0, 0, 0, 0, 0) if g != 0 => Some(v4(g, h)),
-        (0x0064, 0xff9b, 0, 0, 0, 0) => Some(v4(g, h)),
+        (0, 0, 0, 0, 0xffff, 0) | (0x0064, 0xff9b, 0, 0, 0, 0) | (0x0064, 0xff9b, 1, _, _, _) => Some(v4(g, h)),
+        (0x2002, ..) => Some(v4(b, c)),
+        (_, _, _, _, 0 | 0x0200, 0x5efe) => Some(v4(g, h)),
         _ => None,
+    }
+}
+
+/// Where clouds answer with credentials, outside the link-local networks.
+fn is_metadata(address: IpAddr) -> bool {
+    match address {
+        // Azure's wire server, Alibaba Cloud, Oracle Cloud.
+        IpAddr::V4(v4) => [[168, 63, 129, 16], [100, 100, 100, 200], [192, 0, 0, 192]].contains(&v4.octets()),
+        // AWS (instance metadata, EKS Pod Identity), Google, Oracle Cloud, Scaleway.
+        IpAddr::V6(v6) => [
+            [0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x254],
+            [0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x23],
+            [0xfd20, 0xce, 0, 0, 0, 0, 0, 0x254],
+            [0xfd00, 0xc1, 0, 0, 0, 0, 0xa9fe, 0xa9fe],
+            [0xfd00, 0x42, 0, 0, 0, 0, 0, 0x42],
+        ]
+        .contains(&v6.segments()),
     }
 }
 
@@ -30,7 +51,11 @@ fn embedded_v4(address: Ipv6Addr) -> Option<Ipv4Addr> {
 /// loopback, link-local and metadata, unspecified, multicast and broadcast addresses are refused.
 #[must_use]
 pub fn refused_for_kubernetes(address: IpAddr) -> Option<&'static str> {
-    match address.to_canonical() {
+    let address = address.to_canonical();
+    if is_metadata(address) {
+        return Some("metadata address");
+    }
+    match address {
         IpAddr::V4(v4) if v4.is_loopback() => Some("loopback address"),
         IpAddr::V4(v4) if v4.is_link_local() => Some("link-local or metadata address"),
         IpAddr::V4(v4) if v4.octets()[0] == 0 => Some("unspecified address"),
@@ -40,14 +65,12 @@ pub fn refused_for_kubernetes(address: IpAddr) -> Option<&'static str> {
         IpAddr::V6(v6) if v6.is_unspecified() => Some("unspecified address"),
         IpAddr::V6(v6) if v6.is_multicast() => Some("multicast address"),
         IpAddr::V6(v6) if in_v6(v6, 0xfe80, 0, 10) => Some("link-local address"),
-        // The metadata address of AWS and of GCE over IPv6.
-        IpAddr::V6(v6) if v6 == Ipv6Addr::new(0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x254) => Some("metadata address"),
-        IpAddr::V6(v6) if v6 == Ipv6Addr::new(0xfd20, 0xce, 0, 0, 0, 0, 0, 0x254) => Some("metadata address"),
         IpAddr::V6(v6) => embedded_v4(v6).and_then(|v4| refused_for_kubernetes(IpAddr::V4(v4))),
     }
 }
 
-/// Why a name on the allowlist may not lead to this address, or `None`: whatever is not public on the internet.
+/// Why a name on the allowlist may not lead to this address, or `None`: whatever is not public on the internet (the IANA
+/// registries of special-purpose addresses).
 #[must_use]
 pub fn refused_for_allowlist(address: IpAddr) -> Option<&'static str> {
     let address = address.to_canonical();
@@ -58,20 +81,20 @@ pub fn refused_for_allowlist(address: IpAddr) -> Option<&'static str> {
         IpAddr::V4(v4) if v4.is_private() => Some("private address"),
         IpAddr::V4(v4) if in_v4(v4, [100, 64, 0, 0], 10) => Some("carrier-grade NAT address"),
         IpAddr::V4(v4) if in_v4(v4, [192, 0, 0, 0], 24) => Some("special-purpose address"),
+        IpAddr::V4(v4) if in_v4(v4, [192, 88, 99, 0], 24) => Some("6to4 relay address"),
         IpAddr::V4(v4) if in_v4(v4, [198, 18, 0, 0], 15) => Some("benchmarking address"),
         IpAddr::V4(v4) if v4.is_documentation() => Some("documentation address"),
         IpAddr::V4(v4) if in_v4(v4, [240, 0, 0, 0], 4) => Some("reserved address"),
-        // The metadata and wire-server address of Azure, public in form only.
-        IpAddr::V4(v4) if v4 == Ipv4Addr::new(168, 63, 129, 16) => Some("metadata address"),
         IpAddr::V4(_) => None,
         IpAddr::V6(v6) if in_v6(v6, 0xfc00, 0, 7) => Some("unique local address"),
-        IpAddr::V6(v6) if in_v6(v6, 0xfec0, 0, 10) => Some("site-local address"),
         IpAddr::V6(v6) if in_v6(v6, 0x0064, 0xff9b, 32) => Some("NAT64 address"),
+        // All of the internet is in one prefix; the rest is reserved, translated or local (RFC 4291, section 2.4).
+        IpAddr::V6(v6) if !in_v6(v6, 0x2000, 0, 3) => Some("non-public address"),
         IpAddr::V6(v6) if in_v6(v6, 0x2002, 0, 16) => Some("6to4 address"),
         IpAddr::V6(v6) if in_v6(v6, 0x2001, 0, 32) => Some("Teredo address"),
-        IpAddr::V6(v6) if in_v6(v6, 0x2001, 0x0db8, 32) => Some("documentation address"),
-        IpAddr::V6(v6) if in_v6(v6, 0x0100, 0, 32) => Some("discard-only address"),
-        IpAddr::V6(v6) => embedded_v4(v6).and(Some("IPv4-compatible address")),
+        IpAddr::V6(v6) if in_v6(v6, 0x2001, 0, 23) => Some("special-purpose address"),
+        IpAddr::V6(v6) if in_v6(v6, 0x2001, 0x0db8, 32) || in_v6(v6, 0x3fff, 0, 20) => Some("documentation address"),
+        IpAddr::V6(v6) => embedded_v4(v6).and(Some("IPv4-carrying address")),
     }
 }
 
@@ -109,6 +132,15 @@ mod tests {
             "fd00:ec2::254",
             "::127.0.0.1",
             "64:ff9b::a9fe:a9fe",
+            "64:ff9b:1::a9fe:a9fe",
+            "2002:a9fe:a9fe::1",
+            "::ffff:0:127.0.0.1",
+            "2a00::5efe:169.254.169.254",
+            "168.63.129.16",
+            "100.100.100.200",
+            "192.0.0.192",
+            "fd00:ec2::23",
+            "fd20:ce::254",
         ] {
             assert!(refused_for_kubernetes(refused.parse().unwrap()).is_some(), "{refused}");
         }
@@ -142,6 +174,16 @@ mod tests {
             "::10.0.0.1",
             "2001::1",
             "64:ff9b:1::1",
+            "::ffff:0:10.0.0.1",
+            "2a00::5efe:10.0.0.1",
+            "192.88.99.1",
+            "100::1",
+            "5f00::1",
+            "fec0::1",
+            "3fff::1",
+            "2001:db8::1",
+            "2001:20::1",
+            "4000::1",
         ] {
             assert!(refused_for_allowlist(refused.parse().unwrap()).is_some(), "{refused}");
         }

@@ -139,7 +139,7 @@ fn leak(text: &str, secrets: &[&String]) -> Option<String> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(3000))]
     #[test]
-    fn no_run_of_a_secret_shows_anywhere(parts in parts()) {
+    fn case_74_no_run_of_a_secret_shows_anywhere(parts in parts()) {
         let secrets = parts.secrets();
         let targets: Vec<Target> = serde_yaml::from_str("[{type: kubernetes}]").unwrap();
         match Kubeconfig::parse(parts.file().as_bytes()) {

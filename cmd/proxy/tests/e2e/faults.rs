@@ -32,18 +32,9 @@ fn silence() -> Responder {
 #[tokio::test]
 async fn an_upstream_that_is_down_is_a_502_that_says_so() {
     let upstream = Upstream::start(silence()).await;
+    let named = format!("api.test:{}", upstream.address.port());
     let lab = Lab::with(upstream, |setup| {
-        setup.kubeconfig = setup.kubeconfig.take().map(|text| {
-            let port = text
-                .split("api.test:")
-                .nth(1)
-                .unwrap()
-                .split('"')
-                .next()
-                .unwrap()
-                .to_owned();
-            text.replace(&format!("api.test:{port}"), "api.test:1")
-        });
+        setup.edit(|text| text.replace(&named, "api.test:1"));
     })
     .await;
     let mut client = lab.tunnel_to("api.test:1", "api.test").await;

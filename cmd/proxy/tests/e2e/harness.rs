@@ -17,7 +17,6 @@ use cli_mcp_proxy::dial::Resolve;
 use cli_mcp_proxy::proxy::Timeouts;
 use cli_mcp_proxy::reload::Directories;
 use cli_mcp_proxy::server::{Proxy, Settings};
-use rustls::{ClientConfig, RootCertStore};
 use rustls_pki_types::ServerName;
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -25,6 +24,8 @@ use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_util::sync::CancellationToken;
 
+use crate::client::client_config;
+pub(crate) use crate::client::{Client, Response};
 pub(crate) use crate::upstream::{Ca, Responder, Upstream, answer, ok};
 
 /// The credential that must reach the upstream, and nobody else.
@@ -73,6 +74,8 @@ pub(crate) struct Setup {
     pub(crate) max_connections_per_client: usize,
     pub(crate) drain_timeout: Duration,
     pub(crate) public_ca: Option<String>,
+    /// Instead of `names`.
+    pub(crate) resolver: Option<Arc<dyn Resolve>>,
 }
 
 impl Default for Setup {
@@ -86,7 +89,24 @@ impl Default for Setup {
             max_connections_per_client: 512,
             drain_timeout: Duration::from_secs(25),
             public_ca: None,
+            resolver: None,
         }
+    }
+}
+
+impl Setup {
+    /// Changes the kubeconfig's text.
+    pub(crate) fn edit(&mut self, change: impl FnOnce(String) -> String) {
+        self.kubeconfig = self.kubeconfig.take().map(change);
+    }
+
+    /// Replaces the trusted certificates.
+    pub(crate) fn trust(&mut self, pem: &str) {
+        self.edit(|text| {
+            let (before, rest) = text.split_once("certificate-authority-data: ").unwrap();
+            let (_, after) = rest.split_once('}').unwrap();
+            format!("{before}certificate-authority-data: {}}}{after}", STANDARD.encode(pem))
+        });
     }
 }
 
@@ -136,6 +156,17 @@ impl Lab {
         Self::with(Upstream::start(responder).await, |_| {}).await
     }
 
+    /// The upstream's address as an allowlist target, and nothing else.
+    pub(crate) async fn allowlisting(upstream: Upstream) -> Self {
+        let (address, ca) = (upstream.address, upstream.ca.pem());
+        Self::with(upstream, |setup| {
+            setup.targets = format!("[{{type: allowlist, domains: [\"{address}\"]}}]");
+            setup.kubeconfig = None;
+            setup.public_ca = Some(ca);
+        })
+        .await
+    }
+
     /// `api.test` and `other.test` resolve to the upstream; `adjust` changes the rest.
     pub(crate) async fn with(upstream: Upstream, adjust: impl FnOnce(&mut Setup)) -> Self {
         let mut setup = Setup {
@@ -180,7 +211,7 @@ impl Lab {
             max_connections_per_client: setup.max_connections_per_client,
             drain_timeout: setup.drain_timeout,
             timeouts: setup.timeouts,
-            resolver: Arc::new(StaticResolver(names)),
+            resolver: setup.resolver.unwrap_or_else(|| Arc::new(StaticResolver(names))),
             audit: sink,
         })
         .await
@@ -296,159 +327,5 @@ impl Lab {
         patiently(tcp.read_to_string(&mut answer)).await.unwrap();
         let status = answer.split(' ').nth(1).unwrap().parse().unwrap();
         (status, answer.split_once("\r\n\r\n").unwrap().1.to_owned())
-    }
-}
-
-pub(crate) fn client_config(ca: &Ca) -> ClientConfig {
-    let mut roots = RootCertStore::empty();
-    roots.add(ca.der()).unwrap();
-    let mut config = ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
-        .with_safe_default_protocol_versions()
-        .unwrap()
-        .with_root_certificates(roots)
-        .with_no_client_auth();
-    config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
-    config
-}
-
-pub(crate) struct Client {
-    pub(crate) stream: tokio_rustls::client::TlsStream<TcpStream>,
-    buffer: Vec<u8>,
-}
-
-#[derive(Debug)]
-pub(crate) struct Response {
-    pub(crate) status: u16,
-    pub(crate) head: String,
-    pub(crate) body: Vec<u8>,
-}
-
-impl Response {
-    pub(crate) fn text(&self) -> String {
-        String::from_utf8_lossy(&self.body).into_owned()
-    }
-
-    pub(crate) fn has(&self, header: &str) -> bool {
-        self.head.lines().any(|line| {
-            line.split(':')
-                .next()
-                .is_some_and(|name| name.eq_ignore_ascii_case(header))
-        })
-    }
-
-    /// The `metav1.Status` of a refusal.
-    pub(crate) fn kubernetes_status(&self) -> serde_json::Value {
-        let status: serde_json::Value =
-            serde_json::from_slice(&self.body).unwrap_or_else(|_| panic!("{}", self.text()));
-        assert_eq!(status["kind"], "Status");
-        assert_eq!(status["code"], self.status);
-        status
-    }
-}
-
-impl Client {
-    pub(crate) async fn send(&mut self, raw: &str) {
-        self.send_bytes(raw.as_bytes()).await;
-    }
-
-    pub(crate) async fn send_bytes(&mut self, raw: &[u8]) {
-        // The proxy may have answered and closed already.
-        let _ = self.stream.write_all(raw).await;
-        let _ = self.stream.flush().await;
-    }
-
-    async fn fill(&mut self) -> io::Result<usize> {
-        patiently(self.stream.read_buf(&mut self.buffer)).await
-    }
-
-    pub(crate) async fn head(&mut self) -> io::Result<String> {
-        loop {
-            if let Some(at) = self.buffer.windows(4).position(|window| window == b"\r\n\r\n") {
-                return Ok(String::from_utf8_lossy(&self.buffer.drain(..at + 4).collect::<Vec<_>>()).into_owned());
-            }
-            if self.fill().await? == 0 {
-                return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "no response"));
-            }
-        }
-    }
-
-    pub(crate) async fn try_response(&mut self) -> io::Result<Response> {
-        let head = self.head().await?;
-        let status = head.split(' ').nth(1).unwrap().parse().unwrap();
-        let value = |name: &str| {
-            head.lines()
-                .filter_map(|line| line.split_once(": "))
-                .find(|(found, _)| found.eq_ignore_ascii_case(name))
-                .map(|(_, value)| value.trim().to_owned())
-        };
-        let mut body = Vec::new();
-        if let Some(length) = value("content-length").filter(|_| ![204, 304].contains(&status)) {
-            let length: usize = length.parse().unwrap();
-            while self.buffer.len() < length {
-                if self.fill().await? == 0 {
-                    return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "cut"));
-                }
-            }
-            body = self.buffer.drain(..length).collect();
-        } else if value("transfer-encoding").is_some() {
-            loop {
-                let line = self.line().await?;
-                let size = usize::from_str_radix(&line, 16).map_err(io::Error::other)?;
-                while self.buffer.len() < size + 2 {
-                    if self.fill().await? == 0 {
-                        return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "cut"));
-                    }
-                }
-                body.extend(self.buffer.drain(..size));
-                assert_eq!(self.buffer.drain(..2).collect::<Vec<_>>(), b"\r\n");
-                if size == 0 {
-                    break;
-                }
-            }
-        }
-        Ok(Response { status, head, body })
-    }
-
-    pub(crate) async fn response(&mut self) -> Response {
-        self.try_response().await.unwrap()
-    }
-
-    pub(crate) async fn line(&mut self) -> io::Result<String> {
-        loop {
-            if let Some(at) = self.buffer.windows(2).position(|window| window == b"\r\n") {
-                let line = String::from_utf8_lossy(&self.buffer.drain(..at).collect::<Vec<_>>()).into_owned();
-                self.buffer.drain(..2);
-                return Ok(line);
-            }
-            if self.fill().await? == 0 {
-                return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "no line"));
-            }
-        }
-    }
-
-    /// One chunk of a chunked body.
-    pub(crate) async fn chunk(&mut self) -> io::Result<Vec<u8>> {
-        let size = usize::from_str_radix(&self.line().await?, 16).map_err(io::Error::other)?;
-        while self.buffer.len() < size + 2 {
-            if self.fill().await? == 0 {
-                return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "cut"));
-            }
-        }
-        let data = self.buffer.drain(..size).collect();
-        self.buffer.drain(..2);
-        Ok(data)
-    }
-
-    /// Raw bytes, at least one.
-    pub(crate) async fn some(&mut self) -> String {
-        if self.buffer.is_empty() {
-            assert_ne!(self.fill().await.unwrap(), 0, "the connection ended");
-        }
-        String::from_utf8(std::mem::take(&mut self.buffer)).unwrap()
-    }
-
-    /// Whether the proxy has ended the connection, and nothing more came.
-    pub(crate) async fn is_closed(&mut self) -> bool {
-        self.buffer.is_empty() && matches!(self.fill().await, Ok(0) | Err(_))
     }
 }

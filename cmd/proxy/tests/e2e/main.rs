@@ -9,11 +9,16 @@
     reason = "a test that cannot go on has failed"
 )]
 
-mod cases;
+mod authority;
+mod carriers;
+mod client;
 mod clients;
 mod faults;
 mod harness;
+mod paths;
 mod reload;
+mod serving;
 mod smuggling;
+mod trust;
 mod upgrades;
 mod upstream;

@@ -3,9 +3,18 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use arc_swap::ArcSwap;
+use cli_mcp_kubeconfig::Authority;
+use cli_mcp_proxy::dial::SystemResolver;
+use cli_mcp_proxy::metrics::Metrics;
+use cli_mcp_proxy::proxy::{Shared, Timeouts};
+use cli_mcp_proxy::reload::{Directories, Reloader};
+use cli_mcp_proxy::state::Backend;
+use prometheus_client::registry::Registry;
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 use tokio::sync::Notify;
+use tokio_util::sync::CancellationToken;
 
 use crate::harness::{Ca, Client, Lab, Responder, TOKEN, Upstream, patiently, write_inputs};
 
@@ -91,7 +100,7 @@ async fn case_77_a_rotated_token_is_used_and_open_watches_go_on() {
 }
 
 #[tokio::test]
-async fn an_invalid_file_keeps_the_old_and_shows_on_health_until_it_is_right() {
+async fn cases_77_78_an_invalid_file_keeps_the_old_and_shows_on_health_until_it_is_right() {
     let lab = Lab::new().await;
     let good = kubeconfig_of(&lab);
     let path = lab.directory.path().join("kubeconfig/kubeconfig");
@@ -120,6 +129,101 @@ async fn an_invalid_file_keeps_the_old_and_shows_on_health_until_it_is_right() {
 }
 
 #[tokio::test]
+async fn half_of_a_file_that_is_being_written_is_not_used() {
+    let lab = Lab::new().await;
+    let text: serde_yaml::Value = serde_yaml::from_str(&kubeconfig_of(&lab)).unwrap();
+    let server = text["clusters"][0]["cluster"]["server"].as_str().unwrap();
+    let ca = text["clusters"][0]["cluster"]["certificate-authority-data"]
+        .as_str()
+        .unwrap();
+    let whole = format!(
+        "clusters:\n- name: k\n  cluster: {{server: \"{server}\", certificate-authority-data: {ca}}}\ncontexts:\n- name: c\n  \
+         context: {{cluster: k, user: u}}\nusers:\n- name: u\n  user:\n    token: rotated-token-rotated\n"
+    );
+    let half = whole.strip_suffix("-rotated\n").unwrap();
+    cli_mcp_kubeconfig::Kubeconfig::parse(half.as_bytes()).expect("half of it is valid too");
+    let folder = |name: &str| lab.directory.path().join(name);
+    let directories = Directories {
+        routes: folder("routes"),
+        kubeconfig: folder("kubeconfig"),
+        ca: folder("ca"),
+    };
+    let (mut reloader, state) = Reloader::start(directories, Arc::new(SystemResolver), None).unwrap();
+    let shared = Shared {
+        state: ArcSwap::from_pointee(state),
+        audit: Arc::new(|_| {}),
+        metrics: Metrics::new(&mut Registry::default()),
+        drain: CancellationToken::new(),
+        timeouts: Timeouts::default(),
+    };
+    let token = || {
+        let state = shared.state.load();
+        match &state
+            .destination(&Authority::parse(&lab.authority()).unwrap())
+            .unwrap()
+            .target
+        {
+            Backend::Kubernetes(upstreams) => String::from_utf8(upstreams[0].token.clone().unwrap()).unwrap(),
+            Backend::Allowlist(_) => panic!("no kubernetes target"),
+        }
+    };
+    let path = folder("kubeconfig/kubeconfig");
+    // Each look falls between two writes; only what stays from one look to the next is used.
+    for content in [half, whole.as_str(), half, whole.as_str()] {
+        std::fs::write(&path, content).unwrap();
+        reloader.check(&shared);
+        assert_eq!(token(), TOKEN);
+    }
+    reloader.check(&shared);
+    assert_eq!(token(), "rotated-token-rotated");
+}
+
+#[tokio::test]
+async fn a_file_that_cannot_be_read_for_a_while_is_an_error_for_that_while() {
+    let lab = Lab::new().await;
+    let (path, away) = (
+        lab.directory.path().join("routes/proxy-config.json"),
+        lab.directory.path().join("away"),
+    );
+    std::fs::rename(&path, &away).unwrap();
+    health_until(&lab, |body| body.contains("cannot read")).await;
+    assert_eq!(lab.get("/api").await.status, 200);
+    std::fs::rename(&away, &path).unwrap();
+    health_until(&lab, |body| !body.contains("reloadError")).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_thousand_idle_watches_live_over_a_reload() {
+    use nix::sys::resource::{Resource, getrlimit, setrlimit};
+    const WATCHES: usize = 1000;
+    let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
+    setrlimit(Resource::RLIMIT_NOFILE, hard, hard).unwrap();
+    assert!(hard > 5 * WATCHES as u64, "this test needs {} open files", 5 * WATCHES);
+    let next = Arc::new(Notify::new());
+    let upstream = Upstream::start(watchable(next.clone())).await;
+    let lab = Lab::with(upstream, |setup| setup.max_connections_per_client = 2 * WATCHES).await;
+    let mut watches = Vec::new();
+    while watches.len() < WATCHES {
+        let (a, b, c, d) = tokio::join!(open_watch(&lab), open_watch(&lab), open_watch(&lab), open_watch(&lab));
+        watches.extend([a, b, c, d]);
+    }
+    let rotated = kubeconfig_of(&lab).replace(TOKEN, "rotated-token-rotated");
+    std::fs::write(lab.directory.path().join("kubeconfig/kubeconfig"), rotated).unwrap();
+    patiently(async {
+        while lab.get("/api").await.status != 200
+            || lab.upstream.received().pop().unwrap().values("authorization") != ["Bearer rotated-token-rotated"]
+        {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    })
+    .await;
+    next.notify_waiters();
+    for watch in &mut watches {
+        assert_eq!(watch.chunk().await.unwrap(), b"event");
+    }
+}
+
+#[tokio::test]
 async fn a_target_that_is_gone_takes_no_new_request_and_cuts_no_open_stream() {
     let next = Arc::new(Notify::new());
     let lab = Lab::answering(watchable(next.clone())).await;
@@ -145,7 +249,7 @@ async fn a_target_that_is_gone_takes_no_new_request_and_cuts_no_open_stream() {
 }
 
 #[tokio::test]
-async fn a_rotated_ca_signs_new_tunnels_and_leaves_the_open_ones_alone() {
+async fn case_65_a_rotated_ca_signs_new_tunnels_and_leaves_the_open_ones_alone() {
     let next = Arc::new(Notify::new());
     let mut lab = Lab::answering(watchable(next.clone())).await;
     let mut watch = open_watch(&lab).await;

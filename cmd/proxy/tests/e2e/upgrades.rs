@@ -169,13 +169,8 @@ async fn case_45_a_switch_that_was_not_asked_for_is_a_502() {
 #[tokio::test]
 async fn websocket_passes_on_allowlist_targets_stripped_like_the_rest() {
     let upstream = Upstream::start(echo()).await;
-    let (address, ca) = (upstream.address, upstream.ca.pem());
-    let lab = Lab::with(upstream, |setup| {
-        setup.targets = format!("[{{type: allowlist, domains: [\"{address}\"]}}]");
-        setup.kubeconfig = None;
-        setup.public_ca = Some(ca);
-    })
-    .await;
+    let address = upstream.address;
+    let lab = Lab::allowlisting(upstream).await;
     let mut client = lab.tunnel_to(&address.to_string(), &address.ip().to_string()).await;
     client
         .send(&format!("GET /chat HTTP/1.1\r\nHost: {address}\r\n{HANDSHAKE}\r\n"))

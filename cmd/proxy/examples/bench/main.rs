@@ -1,13 +1,15 @@
 //! Measures the proxy program against direct TLS in one run: the table of figures that it must reach.
 //!
-//! `cargo run --release --example bench -- PATH_OF_PROXY` prints the table, and JSON on the last line. Upstream and
-//! client live in this process, the proxy in its own, so that its memory and CPU are its own.
+//! `cargo run --release --example bench -- PATH_OF_PROXY` prints the table, and JSON on the last line. The client lives
+//! in this process, upstream and proxy each in one of their own: a direct request crosses as many processes as it does
+//! in life, and the proxy's memory and CPU are its own.
+
+mod upstream;
 
 use std::io::Write;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
@@ -16,16 +18,14 @@ use base64::engine::general_purpose::STANDARD;
 use cli_mcp_api::v1alpha1::Target;
 use cli_mcp_kubeconfig::{Kubeconfig, Routes};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair, KeyUsagePurpose, SanType};
-use rustls::{ClientConfig, RootCertStore, ServerConfig};
+use rustls::{ClientConfig, RootCertStore};
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::broadcast;
+use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
-use tokio_rustls::{TlsAcceptor, TlsConnector};
 
-const LIST: usize = 50_000_000;
-const CHUNK: usize = 16 * 1024;
+use crate::upstream::{LIST, Upstream};
 
 type Issuer = CertifiedIssuer<'static, KeyPair>;
 
@@ -56,96 +56,6 @@ fn local_address() -> Result<IpAddr> {
         .connect("198.51.100.1:9")
         .context("an address that is not loopback is needed")?;
     Ok(socket.local_addr()?.ip())
-}
-
-/// Answers `/version` shortly, `/api/v1/pods` with 50 MB, and a watch with what is broadcast.
-struct Upstream {
-    address: SocketAddr,
-    events: broadcast::Sender<Arc<Vec<u8>>>,
-    watches: Arc<AtomicUsize>,
-}
-
-impl Upstream {
-    async fn start(config: ServerConfig, address: IpAddr) -> Result<Self> {
-        let listener = TcpListener::bind((address, 0)).await?;
-        let address = listener.local_addr()?;
-        let (events, _) = broadcast::channel(16);
-        let watches = Arc::new(AtomicUsize::new(0));
-        let acceptor = TlsAcceptor::from(Arc::new(config));
-        let (sender, counter) = (events.clone(), watches.clone());
-        tokio::spawn(async move {
-            while let Ok((tcp, _)) = listener.accept().await {
-                let (acceptor, sender, counter) = (acceptor.clone(), sender.clone(), counter.clone());
-                // A connection that ends is an ordinary end here.
-                tokio::spawn(async move {
-                    let _ = serve(acceptor, tcp, sender, counter).await;
-                });
-            }
-        });
-        Ok(Self {
-            address,
-            events,
-            watches,
-        })
-    }
-}
-
-async fn serve(
-    acceptor: TlsAcceptor,
-    tcp: TcpStream,
-    events: broadcast::Sender<Arc<Vec<u8>>>,
-    watches: Arc<AtomicUsize>,
-) -> Result<()> {
-    tcp.set_nodelay(true)?;
-    let mut stream = acceptor.accept(tcp).await?;
-    let mut buffer = Vec::new();
-    loop {
-        let end = loop {
-            if let Some(at) = buffer.windows(4).position(|window| window == b"\r\n\r\n") {
-                break at + 4;
-            }
-            if stream.read_buf(&mut buffer).await? == 0 {
-                return Ok(());
-            }
-        };
-        let head: Vec<u8> = buffer.drain(..end).collect();
-        if head.starts_with(b"GET /api/v1/pods?watch") {
-            let mut receiver = events.subscribe();
-            stream
-                .write_all(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
-                .await?;
-            stream.flush().await?;
-            watches.fetch_add(1, Ordering::SeqCst);
-            let mut byte = [0];
-            let ended: Result<()> = loop {
-                tokio::select! {
-                    event = receiver.recv() => {
-                        stream.write_all(&event?).await?;
-                        stream.flush().await?;
-                    }
-                    _ = stream.read(&mut byte) => break Ok(()),
-                }
-            };
-            watches.fetch_sub(1, Ordering::SeqCst);
-            return ended;
-        } else if head.starts_with(b"GET /api/v1/pods") {
-            stream
-                .write_all(format!("HTTP/1.1 200 OK\r\nContent-Length: {LIST}\r\n\r\n").as_bytes())
-                .await?;
-            let piece = vec![b'x'; CHUNK];
-            let mut left = LIST;
-            while left > 0 {
-                let take = left.min(CHUNK);
-                stream.write_all(piece.get(..take).unwrap_or_default()).await?;
-                left -= take;
-            }
-        } else {
-            stream
-                .write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 15\r\n\r\n{\"major\": \"1\"}\n")
-                .await?;
-        }
-        stream.flush().await?;
-    }
 }
 
 /// How to reach the upstream: directly, or through the proxy.
@@ -264,13 +174,13 @@ async fn fresh(way: &Way, samples: usize) -> Result<f64> {
     Ok(median(times))
 }
 
-async fn event_delay(way: &Way, upstream: &Upstream, samples: usize) -> Result<f64> {
+async fn event_delay(way: &Way, upstream: &mut Upstream, samples: usize) -> Result<f64> {
     let mut stream = way.watch().await?;
     let mut times = Vec::new();
     let mut buffer = [0; 64];
     for _ in 0..samples {
         let started = Instant::now();
-        upstream.events.send(Arc::new(b"6\r\nevent\n\r\n".to_vec()))?;
+        upstream.event()?;
         let mut read = 0;
         while read < 11 {
             read += stream.read(&mut buffer).await?;
@@ -321,30 +231,26 @@ async fn free_port() -> Result<SocketAddr> {
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<()> {
-    let Some(program) = std::env::args().nth(1) else {
-        bail!("give the path of the proxy program")
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let program = match arguments.as_slice() {
+        [role, folder, address] if role == upstream::ROLE => {
+            return upstream::serve(std::path::Path::new(folder), address.parse()?).await;
+        }
+        [program] => program.clone(),
+        _ => bail!("give the path of the proxy program"),
     };
     let address = local_address()?;
     let (cluster_ca, proxy_ca) = (ca("cluster")?, ca("proxy")?);
     let (certificate, key) = leaf(&cluster_ca, address)?;
-    let config = ServerConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
-        .with_safe_default_protocol_versions()?
-        .with_no_client_auth()
-        .with_single_cert(vec![certificate], key)?;
-    // Apart from the client, as a server is: else a direct request would not even change threads.
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(1)
-        .enable_all()
-        .build()?;
-    let upstream = runtime.spawn(Upstream::start(config, address)).await??;
-
     let folder = tempfile::tempdir()?;
     let path = |name: &str| folder.path().join(name);
+    let mut upstream = Upstream::start(folder.path(), address, &certificate, &key)?;
+    let server = upstream.address;
     let kubeconfig = |token: &str| {
         format!(
             "{{clusters: [{{name: k, cluster: {{server: \"https://{}\", certificate-authority-data: {}}}}}], users: [{{name: u, user: {{token: \
              {token}}}}}], contexts: [{{name: c, context: {{cluster: k, user: u}}}}]}}",
-            upstream.address,
+            server,
             STANDARD.encode(cluster_ca.pem())
         )
     };
@@ -401,8 +307,8 @@ async fn main() -> Result<()> {
     }
     let list = (median(direct_list), median(proxied_list));
     let delay = (
-        event_delay(&direct, &upstream, 300).await?,
-        event_delay(&proxied, &upstream, 300).await?,
+        event_delay(&direct, &mut upstream, 300).await?,
+        event_delay(&proxied, &mut upstream, 300).await?,
     );
     let list_cpu = median(cpu);
 
@@ -417,7 +323,7 @@ async fn main() -> Result<()> {
     }
     std::fs::write(path("kubeconfig"), kubeconfig("second-token"))?;
     tokio::time::sleep(Duration::from_secs(4)).await;
-    upstream.events.send(Arc::new(b"6\r\nevent\n\r\n".to_vec()))?;
+    upstream.event()?;
     let mut dropped = 0;
     for watch in &mut watches {
         let mut event = [0; 11];
@@ -430,7 +336,7 @@ async fn main() -> Result<()> {
     }
     let started = Instant::now();
     drop(watches);
-    while upstream.watches.load(Ordering::SeqCst) > 0 && started.elapsed() < Duration::from_secs(30) {
+    while upstream.watches()? > 0 && started.elapsed() < Duration::from_secs(30) {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
     let closed = started.elapsed().as_secs_f64() * 1000.0;
@@ -483,7 +389,6 @@ async fn main() -> Result<()> {
             "",
         ),
     ];
-    runtime.shutdown_background();
     let mut out = std::io::stdout().lock();
     writeln!(
         out,

@@ -82,7 +82,8 @@ pub struct SandboxSpec {
     #[schemars(length(min = 2, max = 32))]
     #[x_kube(validation = Rule::new("self.matches('^([0-9]+([.][0-9]+)?(ns|us|µs|ms|s|m|h))+$') && duration(self) > duration('0s')").message("must be a duration of more than zero, such as 30m, 1h30m or 45s"))]
     pub idle_timeout: String,
-    /// A session this old ends, whatever it does: a duration. Empty: no limit.
+    /// A session this old ends, in its first pause of half a minute and at the latest five and a half minutes later, so that
+    /// no command is cut off: a duration. Empty: no limit.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     #[schemars(length(max = 32))]
     #[x_kube(validation = Rule::new("self == '' || (self.matches('^([0-9]+([.][0-9]+)?(ns|us|µs|ms|s|m|h))+$') && duration(self) > duration('0s'))").message("must be empty or a duration of more than zero, such as 8h"))]
@@ -99,7 +100,7 @@ pub struct SandboxSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[x_kube(validation = Rule::new("!has(self.claims) || self.claims.size() == 0").message("claims are not supported: use requests and limits"))]
     pub resources: Option<ResourceRequirements>,
-    /// Size limit of /workspace, such as 1Gi. Empty: the node's.
+    /// Size limit of /workspace, such as 1Gi. Empty: 2Gi. /tmp has 1Gi. A sandbox that writes more is evicted, alone.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     #[schemars(length(max = 32))]
     #[x_kube(validation = Rule::new("self == '' || isQuantity(self)").message("must be empty or a quantity, such as 512Mi or 1Gi"))]

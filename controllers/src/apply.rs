@@ -1,7 +1,7 @@
 //! Writes the children that differ, by server-side apply with one field manager. An object that is not ours is
 //! reported and left alone.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use cli_mcp_api::names;
@@ -28,6 +28,8 @@ pub struct Failure {
     pub message: String,
     /// Trying again may help without anybody doing anything.
     pub transient: bool,
+    /// The name is taken by an object that is not this instance's.
+    pub foreign: bool,
 }
 
 /// The children after apply. Only this stage makes one, and status is computed only from it.
@@ -57,14 +59,27 @@ pub async fn apply(
     let mut applied = Applied::default();
     generate_once(context, validated, &mut applied).await?;
     share_auth_delegator(context, caches, &mut applied).await;
+    let mut taken = BTreeSet::new();
     for child in children.apply {
+        if let Some(foundation) = foundations(&child.reference)
+            .into_iter()
+            .find(|one| taken.contains(one))
+        {
+            applied.failures.push(withheld(&child.reference, &foundation));
+            continue;
+        }
         let known = observed.children.get(&child.reference).cloned();
         match apply_child(context, validated, &child, known).await {
             Ok(Outcome { live, written }) => {
                 applied.writes += usize::from(written);
                 applied.children.insert(child.reference, live);
             }
-            Err(failure) => applied.failures.push(failure),
+            Err(failure) => {
+                if failure.foreign {
+                    taken.insert(child.reference);
+                }
+                applied.failures.push(failure);
+            }
         }
     }
     // Children that cannot be built now go on as they are: their state counts too.
@@ -90,6 +105,29 @@ pub async fn apply(
         }
     }
     Ok(applied)
+}
+
+/// What a child gives power to, or gets it from, by name. When one of these is somebody else's the child is not applied:
+/// a binding would grant a role that others write, a pod would run with their account or their routes.
+fn foundations(child: &ChildRef) -> Vec<ChildRef> {
+    let kinds: &[ChildKind] = match child.kind {
+        ChildKind::RoleBinding => &[ChildKind::Role, ChildKind::ServiceAccount],
+        ChildKind::Deployment => &[ChildKind::ServiceAccount, ChildKind::ConfigMap],
+        _ => &[],
+    };
+    let named = |kind: &ChildKind| ChildRef {
+        kind: *kind,
+        name: child.name.clone(),
+    };
+    kinds.iter().map(named).collect()
+}
+
+fn withheld(child: &ChildRef, foundation: &ChildRef) -> Failure {
+    Failure {
+        message: format!("{child} is not applied while {foundation} is not this instance's"),
+        transient: true,
+        foreign: true,
+    }
 }
 
 struct Outcome {
@@ -158,6 +196,7 @@ async fn apply_child(
         return Err(Failure {
             message: format!("{reference} is being deleted and is made again when it is gone"),
             transient: true,
+            foreign: false,
         });
     }
     if !child_differs(reference.kind, &desired, &live)? {
@@ -168,10 +207,13 @@ async fn apply_child(
     guarded["metadata"]["uid"] = Value::from(live.uid());
     let mut now = patch(&api, reference, guarded).await?;
     if child_differs(reference.kind, &desired, &now)? {
-        // Apply takes nothing away that another manager added: replacing does.
+        // Apply takes nothing away that another manager added: replacing does. Its entry goes too, or it would own what
+        // is equal in both, and the object would seem touched for ever.
         let mut whole = child.object.clone();
         whole.metadata.resource_version = now.resource_version();
         whole.metadata.uid = now.uid();
+        let entries = now.metadata.managed_fields.take().unwrap_or_default();
+        whole.metadata.managed_fields = Some(entries.into_iter().filter(|entry| !is_foreign(entry)).collect());
         let parameters = PostParams {
             field_manager: Some(names::FIELD_MANAGER.to_owned()),
             ..PostParams::default()
@@ -194,6 +236,7 @@ fn child_differs(kind: ChildKind, desired: &Value, live: &DynamicObject) -> Resu
     let live = serde_json::to_value(live).map_err(|error| Failure {
         message: error.to_string(),
         transient: false,
+        foreign: false,
     })?;
     let exact = match kind {
         ChildKind::NetworkPolicy => &["spec"][..],
@@ -223,6 +266,7 @@ async fn patch(api: &Api<DynamicObject>, reference: &ChildRef, object: Value) ->
             Err(Failure {
                 message: format!("{reference} cannot be changed back and is made again"),
                 transient: true,
+                foreign: false,
             })
         }
         other => other.map_err(|error| refused(reference, &error)),
@@ -268,6 +312,7 @@ fn foreign(reference: &ChildRef, live: &DynamicObject, validated: &Validated) ->
         return Failure {
             message: format!("{reference} belongs to an earlier instance of this name and is being collected"),
             transient: true,
+            foreign: false,
         };
     }
     Failure {
@@ -275,6 +320,7 @@ fn foreign(reference: &ChildRef, live: &DynamicObject, validated: &Validated) ->
             "{reference} exists and does not belong to this instance: delete or rename it, or rename the instance"
         ),
         transient: true,
+        foreign: true,
     }
 }
 
@@ -282,6 +328,7 @@ fn refused(reference: &ChildRef, error: &kube::Error) -> Failure {
     Failure {
         message: format!("{reference} could not be applied: {}", text(error)),
         transient: true,
+        foreign: false,
     }
 }
 
@@ -289,6 +336,7 @@ fn fault(reference: &ChildRef, error: &serde_json::Error) -> Failure {
     Failure {
         message: format!("{reference}: {error}"),
         transient: false,
+        foreign: false,
     }
 }
 
@@ -326,6 +374,7 @@ async fn generate_once(context: &Context, validated: &Validated, applied: &mut A
             Err(error) => applied.failures.push(Failure {
                 message: format!("Secret {} could not be created: {}", secret.name_any(), text(&error)),
                 transient: true,
+                foreign: false,
             }),
         }
     }
@@ -341,6 +390,9 @@ async fn share_auth_delegator(context: &Context, caches: &Caches, applied: &mut 
     }
 }
 
+/// How often the shared binding is read again because another instance, or another operator, wrote it meanwhile.
+const BINDING_ATTEMPTS: usize = 5;
+
 /// Writes the shared ClusterRoleBinding if it differs; true if it did.
 ///
 /// # Errors
@@ -348,40 +400,47 @@ async fn share_auth_delegator(context: &Context, caches: &Caches, applied: &mut 
 /// When it is somebody else's, or the API server refuses.
 pub async fn write_auth_delegator(context: &Context, live: Option<&ClusterRoleBinding>) -> Result<bool, Failure> {
     let name = names::AUTH_DELEGATOR_BINDING;
-    if live.is_some_and(|live| !is_auth_delegator(live)) {
-        return Err(Failure {
-            message: format!(
+    let api: Api<ClusterRoleBinding> = Api::all(context.client.clone());
+    let failure = |message: String| Failure {
+        message,
+        transient: true,
+        foreign: false,
+    };
+    let mut live = live.cloned();
+    for _ in 0..BINDING_ATTEMPTS {
+        if live.as_ref().is_some_and(|live| !is_auth_delegator(live)) {
+            return Err(failure(format!(
                 "ClusterRoleBinding {name} refers to another role than {}: it is not the operator's. Delete or rename it",
                 names::AUTH_DELEGATOR_ROLE
-            ),
-            transient: true,
+            )));
+        }
+        let desired = auth_delegator(&context.servers(), live.as_ref(), |namespace| {
+            context.watches(namespace)
         });
-    }
-    let desired = auth_delegator(&context.servers(), live, |namespace| context.watches(namespace));
-    if live.is_some_and(|live| {
-        live.subjects.as_deref().unwrap_or_default() == desired.subjects.as_deref().unwrap_or_default()
-    }) {
-        return Ok(false);
-    }
-    let failure = |error: kube::Error| Failure {
-        message: format!("ClusterRoleBinding {name}: {}", text(&error)),
-        transient: true,
-    };
-    let api: Api<ClusterRoleBinding> = Api::all(context.client.clone());
-    match live {
-        None => {
+        let subjects = live.as_ref().map(|live| live.subjects.as_deref().unwrap_or_default());
+        if subjects == Some(desired.subjects.as_deref().unwrap_or_default()) {
+            return Ok(false);
+        }
+        let written = if live.is_none() {
             let parameters = PostParams {
                 field_manager: Some(names::FIELD_MANAGER.to_owned()),
                 ..PostParams::default()
             };
-            api.create(&parameters, &desired).await.map_err(failure)?;
-        }
-        Some(_) => {
+            api.create(&parameters, &desired).await
+        } else {
             let parameters = PatchParams::apply(names::FIELD_MANAGER).force();
-            api.patch(name, &parameters, &Patch::Apply(&desired))
-                .await
-                .map_err(failure)?;
+            api.patch(name, &parameters, &Patch::Apply(&desired)).await
+        };
+        let refused = |error: &kube::Error| failure(format!("ClusterRoleBinding {name}: {}", text(error)));
+        match written {
+            Ok(_) => return Ok(true),
+            Err(kube::Error::Api(status)) if status.is_conflict() || status.is_already_exists() => {
+                live = api.get_opt(name).await.map_err(|error| refused(&error))?;
+            }
+            Err(error) => return Err(refused(&error)),
         }
     }
-    Ok(true)
+    Err(failure(format!(
+        "ClusterRoleBinding {name} is being written by many at once"
+    )))
 }

@@ -24,7 +24,7 @@ use kube::{Api, Client, ResourceExt};
 use serde::de::DeserializeOwned;
 use tokio::task::JoinSet;
 
-use crate::build::ChildKind;
+use crate::build::{ChildKind, is_auth_delegator};
 use crate::controller::Scope;
 use crate::difference::is_foreign;
 use crate::trouble;
@@ -108,13 +108,7 @@ impl Caches {
             binding_writer,
             Api::all(client.clone()),
             watcher::Config::default().fields(&format!("metadata.name={}", names::AUTH_DELEGATOR_BINDING)),
-            move |_: &ClusterRoleBinding| {
-                known
-                    .state()
-                    .iter()
-                    .map(|instance| ObjectRef::from_obj(&**instance))
-                    .collect()
-            },
+            move |binding: &ClusterRoleBinding| keepers_of(binding, &known.state()),
         );
         Self {
             instances,
@@ -313,6 +307,20 @@ fn owner(child: &DynamicObject) -> Option<ObjectRef<CliMcpInstance>> {
         .or_else(|| labelled(child))
 }
 
+/// Who looks at the shared binding after a change: each instance would repair it, so one is enough. One of somebody else
+/// concerns all.
+fn keepers_of(binding: &ClusterRoleBinding, instances: &[Arc<CliMcpInstance>]) -> Vec<ObjectRef<CliMcpInstance>> {
+    let live = instances
+        .iter()
+        .filter(|instance| instance.metadata.deletion_timestamp.is_none())
+        .map(|instance| ObjectRef::from_obj(&**instance));
+    if is_auth_delegator(binding) {
+        live.take(1).collect()
+    } else {
+        live.collect()
+    }
+}
+
 fn users_of_secret(
     instances: &Store<CliMcpInstance>,
     secret: &PartialObjectMeta<Secret>,
@@ -333,14 +341,23 @@ fn secret_names(instance: &CliMcpInstance) -> Vec<String> {
     used
 }
 
-/// What of a pod decisions depend on; not its `last-activity`.
+/// Annotations of a pod that decisions depend on. Its `last-activity` only moves a time further away, and what servers
+/// tell each other is theirs.
+const DECISIVE: [&str; 5] = [
+    labels::CREATED_AT,
+    labels::SPEC_HASH,
+    labels::MOUNTS_HASH,
+    labels::INPUTS_HASH,
+    labels::EGRESS,
+];
+
+/// What of a pod decisions depend on.
 fn fingerprint(pod: &Pod) -> u64 {
     let mut hasher = DefaultHasher::new();
-    let annotations = pod
-        .annotations()
-        .iter()
-        .filter(|(key, _)| *key != labels::LAST_ACTIVITY);
-    annotations.for_each(|annotation| annotation.hash(&mut hasher));
+    let annotations = pod.annotations();
+    for key in DECISIVE {
+        annotations.get(key).hash(&mut hasher);
+    }
     pod.labels().hash(&mut hasher);
     pod.metadata.deletion_timestamp.is_some().hash(&mut hasher);
     trouble::phase(pod).hash(&mut hasher);
@@ -373,6 +390,24 @@ mod tests {
             fingerprint(&pod((labels::LAST_ACTIVITY, "2026-01-01T00:00:00Z"), "False"))
         );
         assert_ne!(before, fingerprint(&pod((labels::SPEC_HASH, "1"), "True")));
+    }
+
+    #[test]
+    fn one_instance_looks_after_the_shared_binding_and_all_hear_of_a_foreign_one() {
+        let instances: Vec<_> = ["a", "b", "c"]
+            .map(|name| {
+                let mut instance = crate::validate::fixtures::instance();
+                instance.metadata.name = Some(name.to_owned());
+                Arc::new(instance)
+            })
+            .into();
+        let binding = |role: &str| -> ClusterRoleBinding {
+            serde_json::from_value(serde_json::json!({"metadata": {}, "roleRef": {
+                "apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": role}}))
+            .unwrap()
+        };
+        assert_eq!(keepers_of(&binding(names::AUTH_DELEGATOR_ROLE), &instances).len(), 1);
+        assert_eq!(keepers_of(&binding("cluster-admin"), &instances).len(), 3);
     }
 
     #[test]

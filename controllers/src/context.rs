@@ -12,6 +12,7 @@ use kube::{Client, ResourceExt};
 use crate::caches::Caches;
 use crate::controller::Scope;
 use crate::dereference::SecretContent;
+use crate::idle::ACTIVITY_LAG;
 use crate::metrics::Metrics;
 use crate::pool::Backoff;
 use crate::sandboxes::Sandbox;
@@ -46,6 +47,18 @@ pub struct Memory {
     pub failures: HashMap<String, u32>,
     /// Pools by UID of the instance.
     pub pools: HashMap<String, PoolMemory>,
+    /// Since when this replica reconciles.
+    pub working_since: Option<Instant>,
+}
+
+impl Memory {
+    /// How long the servers may still take to write what happened while nobody reconciled. An API server that was away
+    /// has let nobody write that a session is active.
+    #[must_use]
+    pub fn activity_unknown_for(&self) -> Option<Duration> {
+        let left = ACTIVITY_LAG.saturating_sub(self.working_since?.elapsed());
+        (!left.is_zero()).then_some(left)
+    }
 }
 
 /// What is remembered of a pool.

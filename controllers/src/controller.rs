@@ -156,6 +156,7 @@ impl Controller {
             () = synced => tracing::info!("Caches are filled, reconciling"),
             () = shutdown.cancelled() => return,
         }
+        context.memory().working_since = Some(std::time::Instant::now());
         let appliers = queues.into_iter().map(|(caches, queue)| {
             let queue = queue.take_until(shutdown.clone().cancelled_owned());
             let config = Config::default().concurrency(CONCURRENCY).debounce(DEBOUNCE);

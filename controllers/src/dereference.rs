@@ -23,6 +23,8 @@ pub struct SecretContent {
     pub uid: String,
     /// Its version.
     pub resource_version: String,
+    /// UID of the object that controls it, if there is one.
+    pub controller: Option<String>,
     /// Its data.
     pub data: BTreeMap<String, Vec<u8>>,
 }
@@ -123,6 +125,11 @@ async fn secret(context: &Context, caches: &Caches, namespace: &str, name: &str)
     let content = SecretContent {
         uid: secret.uid().unwrap_or_default(),
         resource_version: secret.resource_version().unwrap_or_default(),
+        controller: secret
+            .owner_references()
+            .iter()
+            .find(|owner| owner.controller == Some(true))
+            .map(|owner| owner.uid.clone()),
         data: secret
             .data
             .unwrap_or_default()

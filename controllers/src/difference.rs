@@ -24,8 +24,16 @@ pub fn differs(desired: &Value, live: &Value) -> bool {
     }
 }
 
+/// What `kubectl rollout restart` sets.
+const RESTART: [&str; 4] = [
+    "f:template",
+    "f:metadata",
+    "f:annotations",
+    "f:kubectl.kubernetes.io/restartedAt",
+];
+
 /// Whether an entry says that somebody else has set something of an object beyond its metadata and status: a
-/// variable, a container, a flag that server-side apply would leave where it is.
+/// variable, a container, a flag that server-side apply would leave where it is. An admin's restart is no such thing.
 #[must_use]
 pub fn is_foreign(entry: &ManagedFieldsEntry) -> bool {
     entry.manager.as_deref() != Some(names::FIELD_MANAGER)
@@ -34,7 +42,22 @@ pub fn is_foreign(entry: &ManagedFieldsEntry) -> bool {
             .fields_v1
             .as_ref()
             .and_then(|fields| fields.0.as_object())
-            .is_some_and(|fields| fields.keys().any(|field| field != "f:metadata" && field != "f:status"))
+            .is_some_and(|fields| {
+                fields.iter().any(|(field, set)| match field.as_str() {
+                    "f:metadata" | "f:status" => false,
+                    "f:spec" => !is_restart(set),
+                    _ => true,
+                })
+            })
+}
+
+fn is_restart(spec: &Value) -> bool {
+    let end = RESTART.iter().try_fold(spec, |fields, step| {
+        let fields = fields.as_object()?;
+        let alone = fields.keys().all(|field| field == "." || field == step);
+        fields.get(*step).filter(|_| alone)
+    });
+    end.is_some()
 }
 
 /// The API server drops empty lists and maps.
@@ -156,6 +179,23 @@ mod tests {
             json!({"f:metadata": {"f:annotations": {}}})
         ));
         assert!(!entry("kube-controller-manager", "status", json!({"f:status": {}})));
+    }
+
+    #[test]
+    fn a_restart_by_an_admin_is_let_be_and_nothing_beside_it() {
+        let entry = |annotations: Value, template: Value| -> bool {
+            let mut template = template;
+            template["f:metadata"] = json!({"f:annotations": annotations});
+            let fields = json!({"f:spec": {"f:template": template}});
+            is_foreign(&serde_json::from_value(json!({"manager": "kubectl-rollout", "fieldsV1": fields})).unwrap())
+        };
+        let restart = json!({".": {}, "f:kubectl.kubernetes.io/restartedAt": {}});
+        assert!(!entry(restart.clone(), json!({})));
+        assert!(entry(restart, json!({"f:spec": {}})));
+        assert!(entry(
+            json!({"f:kubectl.kubernetes.io/restartedAt": {}, "f:container.apparmor": {}}),
+            json!({})
+        ));
     }
 
     fn value() -> impl Strategy<Value = Value> {

@@ -5,6 +5,7 @@ use cli_mcp_api::conditions::reasons;
 use cli_mcp_api::v1alpha1::EgressCheck;
 use cli_mcp_sandbox::wire::EGRESS_NOT_ENFORCED;
 use k8s_openapi::api::core::v1::Event;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::api::ListParams;
 use kube::{Api, Client};
 
@@ -22,13 +23,15 @@ pub enum Egress {
     },
     /// Nobody asked.
     Disabled,
-    /// No sandbox has proven anything yet.
+    /// A sandbox is starting or wanted, and has proven nothing yet.
+    Pending,
+    /// There is no sandbox that could prove anything.
     Unknown,
 }
 
-/// Judges the sandboxes. `reported` is the one whose probe the kubelet reported, see [`reported_open`].
+/// Judges the sandboxes of a pool of this size. `reported` is the one whose probe the kubelet reported, see [`reported_open`].
 #[must_use]
-pub fn judge(check: EgressCheck, sandboxes: &[Sandbox], reported: Option<String>) -> Egress {
+pub fn judge(check: EgressCheck, sandboxes: &[Sandbox], pool: usize, reported: Option<String>) -> Egress {
     if check == EgressCheck::Disabled {
         return Egress::Disabled;
     }
@@ -40,6 +43,8 @@ pub fn judge(check: EgressCheck, sandboxes: &[Sandbox], reported: Option<String>
     }
     if sandboxes.iter().any(|sandbox| sandbox.ready) {
         Egress::Enforced
+    } else if pool > 0 || !sandboxes.is_empty() {
+        Egress::Pending
     } else {
         Egress::Unknown
     }
@@ -47,14 +52,22 @@ pub fn judge(check: EgressCheck, sandboxes: &[Sandbox], reported: Option<String>
 
 /// Status, reason and message of the condition. What was proven once stays until a sandbox proves otherwise.
 #[must_use]
-pub fn condition(egress: &Egress, before: Option<&str>) -> (&'static str, &'static str, String) {
+pub fn condition(egress: &Egress, before: Option<&Condition>) -> (&'static str, &'static str, String) {
+    let was = before.map(|before| before.status.as_str());
     match egress {
+        // It does not start because of that, or is about to prove the contrary.
+        Egress::Pending if was == Some("False") => (
+            "False",
+            reasons::EGRESS_NOT_ENFORCED,
+            before.map(|before| before.message.clone()).unwrap_or_default(),
+        ),
         Egress::Open { pod } => (
             "False",
             reasons::EGRESS_NOT_ENFORCED,
             format!(
-                "Sandbox {pod} can reach the API server directly: the cluster's network does not enforce NetworkPolicies. \
-                 Install a CNI plugin that does, such as Calico, Cilium or OVN-Kubernetes; no command runs until then"
+                "Sandbox {pod} can reach the API server directly; no command runs until it cannot. Either the cluster's \
+                 network does not enforce NetworkPolicies: install a CNI plugin that does, such as Calico, Cilium or \
+                 OVN-Kubernetes. Or another NetworkPolicy lets the sandbox out: kubectl get networkpolicy"
             ),
         ),
         Egress::Disabled => (
@@ -62,17 +75,26 @@ pub fn condition(egress: &Egress, before: Option<&str>) -> (&'static str, &'stat
             reasons::EGRESS_CHECK_DISABLED,
             "spec.sandbox.egressCheck is Disabled: nothing is proven".to_owned(),
         ),
-        Egress::Unknown if before != Some("True") => (
+        Egress::Pending | Egress::Unknown if was != Some("True") => (
             "Unknown",
             reasons::NO_SANDBOX_YET,
             "No sandbox has run yet: the first one proves that its network is closed".to_owned(),
         ),
-        Egress::Enforced | Egress::Unknown => (
+        Egress::Enforced | Egress::Pending | Egress::Unknown => (
             "True",
             reasons::AVAILABLE,
             "Sandboxes reach the proxy and DNS, and nothing else".to_owned(),
         ),
     }
+}
+
+/// Whether the kubelet's reports of a sandbox's probe are worth reading: it runs, is not ready, and belongs to nobody.
+///
+/// The probe runs as the sandbox's own user, so that a session's commands can write into its output and forge what it
+/// says. Of an assigned sandbox only the server's mark counts, which comes from the agent itself.
+#[must_use]
+pub fn is_suspicious(sandbox: &Sandbox) -> bool {
+    sandbox.running && !sandbox.ready && !sandbox.terminating && sandbox.session.is_none() && sandbox.trouble.is_none()
 }
 
 /// The first running sandbox that is not ready and whose probe says that the network is open. Looks only at sandboxes
@@ -83,10 +105,7 @@ pub fn condition(egress: &Egress, before: Option<&str>) -> (&'static str, &'stat
 /// When events cannot be read.
 pub async fn reported_open(client: &Client, namespace: &str, sandboxes: &[Sandbox]) -> kube::Result<Option<String>> {
     let api: Api<Event> = Api::namespaced(client.clone(), namespace);
-    let suspicious = sandboxes
-        .iter()
-        .filter(|sandbox| !sandbox.ready && !sandbox.terminating && !sandbox.ended && sandbox.trouble.is_none());
-    for sandbox in suspicious {
+    for sandbox in sandboxes.iter().filter(|sandbox| is_suspicious(sandbox)) {
         let fields = format!("involvedObject.uid={},reason=Unhealthy", sandbox.uid);
         let events = api.list(&ListParams::default().fields(&fields).limit(20)).await?;
         let open = events.items.iter().any(|event| {
@@ -120,29 +139,55 @@ mod tests {
     fn one_open_sandbox_outweighs_every_closed_one() {
         let both = [sandbox(true, false), sandbox(false, true)];
         assert_eq!(
-            judge(EgressCheck::Required, &both, None),
+            judge(EgressCheck::Required, &both, 0, None),
             Egress::Open { pod: "p".into() }
         );
-        assert_eq!(judge(EgressCheck::Disabled, &both, None), Egress::Disabled);
-        assert_eq!(judge(EgressCheck::Required, &both[..1], None), Egress::Enforced);
+        assert_eq!(judge(EgressCheck::Disabled, &both, 0, None), Egress::Disabled);
+        assert_eq!(judge(EgressCheck::Required, &both[..1], 0, None), Egress::Enforced);
         assert_eq!(
-            judge(EgressCheck::Required, &both[..1], Some("q".into())),
+            judge(EgressCheck::Required, &both[..1], 0, Some("q".into())),
             Egress::Open { pod: "q".into() }
         );
     }
 
     #[test]
+    fn what_a_session_can_forge_is_not_read() {
+        let waiting = Sandbox {
+            running: true,
+            ..sandbox(false, false)
+        };
+        assert!(is_suspicious(&waiting));
+        let assigned = Sandbox {
+            session: Some("s".into()),
+            ..waiting
+        };
+        assert!(!is_suspicious(&assigned));
+    }
+
+    #[test]
     fn a_sandbox_that_is_ready_again_has_recovered() {
         assert_eq!(
-            judge(EgressCheck::Required, &[sandbox(true, true)], None),
+            judge(EgressCheck::Required, &[sandbox(true, true)], 0, None),
             Egress::Enforced
         );
     }
 
     #[test]
-    fn what_was_proven_stays_while_no_sandbox_runs() {
-        assert_eq!(condition(&Egress::Unknown, Some("True")).0, "True");
-        assert_eq!(condition(&Egress::Unknown, Some("False")).0, "Unknown");
+    fn what_was_proven_stays_until_a_sandbox_proves_otherwise() {
+        let before = |status: &str| -> Condition {
+            serde_json::from_value(
+                serde_json::json!({"type": "EgressEnforced", "status": status, "reason": "R",
+                "message": "pod p is open", "lastTransitionTime": "2026-01-01T00:00:00Z"}),
+            )
+            .unwrap()
+        };
+        assert_eq!(condition(&Egress::Unknown, Some(&before("True"))).0, "True");
+        assert_eq!(condition(&Egress::Pending, Some(&before("True"))).0, "True");
+        assert_eq!(condition(&Egress::Unknown, Some(&before("False"))).0, "Unknown");
         assert_eq!(condition(&Egress::Unknown, None).1, reasons::NO_SANDBOX_YET);
+        assert_eq!(
+            condition(&Egress::Pending, Some(&before("False"))),
+            ("False", reasons::EGRESS_NOT_ENFORCED, "pod p is open".to_owned())
+        );
     }
 }

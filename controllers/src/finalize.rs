@@ -6,8 +6,10 @@ use std::time::Duration;
 use cli_mcp_api::labels::{self, Component};
 use cli_mcp_api::names;
 use cli_mcp_api::v1alpha1::CliMcpInstance;
+use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, Preconditions};
 use kube::{Api, ResourceExt};
 use serde_json::json;
@@ -16,6 +18,7 @@ use crate::apply;
 use crate::caches::Caches;
 use crate::context::Context;
 use crate::error::{Error, Result};
+use crate::status;
 
 /// How soon to look again; changes of the pods ask for it sooner.
 const AGAIN: Duration = Duration::from_secs(5);
@@ -71,6 +74,11 @@ async fn set_finalizers(context: &Context, instance: &CliMcpInstance, finalizers
     }
 }
 
+/// Finalizer of `kubectl delete --cascade=orphan`: the garbage collector is about to take the instance's name off
+/// everything that was made for it, which is to stay
+/// (<https://kubernetes.io/docs/concepts/architecture/garbage-collection/#orphaned-dependents>).
+const ORPHAN: &str = "orphan";
+
 /// What is left of an instance that is being deleted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Remains {
@@ -119,29 +127,36 @@ pub async fn cleanup(context: &Context, caches: &Caches, instance: &CliMcpInstan
     let server = names::server(&name);
     let deployments: Api<Deployment> = Api::namespaced(context.client.clone(), &namespace);
     let pods: Api<Pod> = Api::namespaced(context.client.clone(), &namespace);
+    if instance.finalizers().iter().any(|finalizer| finalizer == ORPHAN) {
+        return Ok(Some(AGAIN));
+    }
+    let uid = instance.uid().unwrap_or_default();
+    let is_owned = |owners: &[OwnerReference]| owners.iter().any(|owner| owner.uid == uid);
     // Not from the caches: what they do not show yet must not outlive the instance.
     let deployment = deployments
         .get_opt(&server)
         .await
-        .map_err(Error::api(format!("read Deployment {namespace}/{server}")))?
-        .filter(|deployment| {
-            deployment
-                .owner_references()
-                .iter()
-                .any(|owner| Some(&owner.uid) == instance.uid().as_ref())
-        });
+        .map_err(Error::api(format!("read Deployment {namespace}/{server}")))?;
+    let left_to_others = deployment
+        .as_ref()
+        .is_some_and(|deployment| !is_owned(deployment.owner_references()));
     let list = async |component: Component| {
         let parameters = ListParams::default().labels(&labels::selector_string(&name, component));
         pods.list(&parameters)
             .await
             .map_err(Error::api(format!("list pods of {namespace}/{name}")))
     };
-    let (server_pods, sandboxes) = (
+    let (mut server_pods, mut sandboxes) = (
         list(Component::Server).await?.items,
         list(Component::Sandbox).await?.items,
     );
+    sandboxes.retain(|pod| is_owned(pod.owner_references()));
+    if left_to_others {
+        server_pods.clear();
+    }
     let remains = Remains {
         server_replicas: deployment
+            .filter(|_| !left_to_others)
             .and_then(|deployment| deployment.spec?.replicas)
             .unwrap_or_default(),
         server_pods: server_pods.len(),
@@ -183,7 +198,17 @@ pub async fn cleanup(context: &Context, caches: &Caches, instance: &CliMcpInstan
             return Ok(None);
         }
     }
+    let status = status::going(instance, waits_for(step), Timestamp::now());
+    status::write(&context.client, instance, &status).await?;
     Ok(Some(AGAIN))
+}
+
+/// What holds a deletion up, for who asks why the instance is still there.
+fn waits_for(step: Step) -> &'static str {
+    match step {
+        Step::ScaleDown | Step::AwaitServer => "Being deleted: waits until the pods of its server are gone",
+        Step::DeleteSandboxes | Step::Finish => "Being deleted: waits until its sandboxes are gone",
+    }
 }
 
 fn forget(context: &Context, instance: &CliMcpInstance, namespace: &str) {

@@ -7,16 +7,20 @@ use jiff::Timestamp;
 
 use crate::sandboxes::Sandbox;
 
-/// The server writes `last-activity` at most this often: a session may have been active so much later than its
-/// annotation says (contract, section 7).
-pub const ACTIVITY_RESOLUTION: Duration = Duration::from_secs(15);
+/// A session may have been active so much later than its annotation says: the server writes `last-activity` at most
+/// every 15 s (contract, section 7), and a write that fails is made up for by the next.
+pub const ACTIVITY_LAG: Duration = Duration::from_secs(30);
+
+/// How long a session that is too old may go on without a pause: the longest command (contract, section 4), which may
+/// have begun when its time came, and what the annotation lags.
+pub const LAST_COMMAND: Duration = Duration::from_secs(300 + ACTIVITY_LAG.as_secs());
 
 /// Why a session is over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Over {
     /// No command for longer than `idleTimeout`.
     Idle,
-    /// Older than `maxLifetime`.
+    /// Older than `maxLifetime`, and in a pause or out of patience.
     TooOld,
 }
 
@@ -40,16 +44,15 @@ impl Limits {
         let active = sandbox
             .last_activity
             .map_or(sandbox.created_at, |active| active.max(sandbox.created_at));
-        let left = |since: Timestamp, limit: Duration| -> Option<Duration> {
-            let end = since.checked_add(limit).ok()?;
-            Some(Duration::try_from(end.duration_since(now)).unwrap_or_default())
-        };
-        let too_old = self.max_lifetime.and_then(|limit| left(sandbox.created_at, limit.0));
-        let idle = self
-            .idle_timeout
-            .0
-            .checked_add(ACTIVITY_RESOLUTION)
-            .and_then(|limit| left(active, limit));
+        let left = |end: Timestamp| Duration::try_from(end.duration_since(now)).unwrap_or_default();
+        // No command is cut off: the first pause after that age ends the session.
+        let too_old = self.max_lifetime.and_then(|limit| {
+            let due = sandbox.created_at.checked_add(limit.0).ok()?;
+            let pause = active.checked_add(ACTIVITY_LAG).ok()?;
+            Some(left(due.max(pause.min(due.checked_add(LAST_COMMAND).ok()?))))
+        });
+        let idle = self.idle_timeout.0.checked_add(ACTIVITY_LAG);
+        let idle = idle.and_then(|limit| Some(left(active.checked_add(limit).ok()?)));
         match (too_old, idle) {
             (Some(Duration::ZERO), _) => Verdict::Over(Over::TooOld),
             (_, Some(Duration::ZERO)) => Verdict::Over(Over::Idle),
@@ -106,6 +109,7 @@ mod tests {
             last_activity: last_activity.map(at),
             spec_hash: String::new(),
             mounts_hash: String::new(),
+            running: true,
             ready: true,
             terminating: false,
             ended: false,
@@ -125,24 +129,35 @@ mod tests {
     fn a_session_ends_after_its_idle_time_and_what_the_annotation_may_lag() {
         let idle = limits(60, None);
         assert_eq!(
-            idle.judge(&session(0, None), at(74)),
+            idle.judge(&session(0, None), at(89)),
             Verdict::In(Duration::from_secs(1))
         );
-        assert_eq!(idle.judge(&session(0, None), at(75)), Verdict::Over(Over::Idle));
+        assert_eq!(idle.judge(&session(0, None), at(90)), Verdict::Over(Over::Idle));
         assert_eq!(
-            idle.judge(&session(0, Some(50)), at(75)),
+            idle.judge(&session(0, Some(50)), at(90)),
             Verdict::In(Duration::from_secs(50))
         );
     }
 
     #[test]
-    fn age_ends_a_session_that_is_active() {
-        let both = limits(60, Some(100));
-        assert_eq!(both.judge(&session(0, Some(99)), at(100)), Verdict::Over(Over::TooOld));
+    fn age_ends_a_session_in_its_first_pause() {
+        let both = limits(3600, Some(100));
+        let after = |seconds| Verdict::In(Duration::from_secs(seconds));
+        assert_eq!(both.judge(&session(0, Some(60)), at(95)), after(5));
+        assert_eq!(both.judge(&session(0, Some(70)), at(100)), Verdict::Over(Over::TooOld));
+        // A command may be running.
+        assert_eq!(both.judge(&session(0, Some(99)), at(100)), after(29));
+        assert_eq!(both.judge(&session(0, Some(99)), at(129)), Verdict::Over(Over::TooOld));
+    }
+
+    #[test]
+    fn age_ends_a_session_that_never_pauses() {
+        let both = limits(3600, Some(100));
         assert_eq!(
-            both.judge(&session(0, Some(90)), at(95)),
-            Verdict::In(Duration::from_secs(5))
+            both.judge(&session(0, Some(425)), at(429)),
+            Verdict::In(Duration::from_secs(1))
         );
+        assert_eq!(both.judge(&session(0, Some(430)), at(430)), Verdict::Over(Over::TooOld));
     }
 
     #[test]

@@ -14,11 +14,11 @@ use kube::runtime::controller::Action;
 use kube::{Api, ResourceExt};
 use serde_json::json;
 
-use crate::apply::apply;
+use crate::apply::{Applied, apply};
 use crate::build::build;
 use crate::caches::Caches;
 use crate::context::Context;
-use crate::dereference::{Observed, dereference};
+use crate::dereference::dereference;
 use crate::egress;
 use crate::error::{Error, Result, text};
 use crate::events;
@@ -131,19 +131,16 @@ async fn ensure(context: &Context, caches: &Caches, instance: &CliMcpInstance) -
 
     let sandboxes = Sandbox::all(&observed.sandboxes);
     let mut again = vec![RESYNC];
-    let gate_open = gate_is_open(&validated, &observed);
+    let gate_open = gate_is_open(&validated, &applied, observed.proxy_ready);
     let pool = keep_pool(context, &validated, &sandboxes, gate_open, instance, &mut again).await;
     end_sessions(context, &validated, &sandboxes, &mut again).await?;
     let reported = egress::reported_open(&context.client, &validated.namespace, &sandboxes)
         .await
         .map_err(Error::api("read events of sandboxes"))?;
-    if sandboxes
-        .iter()
-        .any(|sandbox| !sandbox.ready && !sandbox.terminating && !sandbox.ended)
-    {
+    if sandboxes.iter().any(egress::is_suspicious) {
         again.push(RETRY_EGRESS);
     }
-    let egress = egress::judge(validated.spec.sandbox.egress_check, &sandboxes, reported);
+    let egress = egress::judge(validated.spec.sandbox.egress_check, &sandboxes, pool.desired, reported);
 
     let before = instance.status.as_ref();
     let status = status::compute(
@@ -164,10 +161,12 @@ async fn ensure(context: &Context, caches: &Caches, instance: &CliMcpInstance) -
     Ok(Action::requeue(again.into_iter().min().unwrap_or(RESYNC)))
 }
 
-/// Contract, section 8: no sandbox before the proxy answers and the policies stand.
-fn gate_is_open(validated: &Validated, observed: &Observed) -> bool {
+/// Contract, section 8: no sandbox before the proxy answers and the policies stand. They must be this instance's: what
+/// others wrote under these names closes nothing.
+fn gate_is_open(validated: &Validated, applied: &Applied, proxy_ready: bool) -> bool {
     use crate::build::{ChildKind, ChildRef};
-    let has = |kind: ChildKind, name: String| observed.children.get(&ChildRef { kind, name });
+    let has = |kind: ChildKind, name: String| applied.children.get(&ChildRef { kind, name });
+    let taken = applied.failures.iter().any(|failure| failure.foreign);
     let closed = has(ChildKind::NetworkPolicy, names::sandbox(&validated.name)).is_some_and(|policy| {
         policy
             .data
@@ -176,7 +175,8 @@ fn gate_is_open(validated: &Validated, observed: &Observed) -> bool {
             .is_some_and(|types| types.iter().any(|type_| type_ == "Egress"))
     });
     closed
-        && observed.proxy_ready
+        && proxy_ready
+        && !taken
         && has(ChildKind::NetworkPolicy, names::proxy(&validated.name)).is_some()
         && has(ChildKind::ConfigMap, names::proxy(&validated.name)).is_some()
 }
@@ -323,6 +323,10 @@ async fn end_sessions(
     };
     let (over, next) = idle::plan(limits, sandboxes, Timestamp::now());
     again.extend(next);
+    if let Some(wait) = context.memory().activity_unknown_for().filter(|_| !over.is_empty()) {
+        again.push(wait);
+        return Ok(());
+    }
     for (sandbox, why) in over {
         let still = |fresh: &Sandbox| matches!(limits.judge(fresh, Timestamp::now()), Verdict::Over(_));
         let deleted = sandboxes::delete_if(&context.client, &validated.namespace, &sandbox, still)

@@ -32,6 +32,8 @@ pub struct Sandbox {
     pub spec_hash: String,
     /// Hash of the files it mounts.
     pub mounts_hash: String,
+    /// Its container has started.
+    pub running: bool,
     /// The agent answers.
     pub ready: bool,
     /// It is being deleted.
@@ -64,6 +66,7 @@ impl Sandbox {
             last_activity: time(labels::LAST_ACTIVITY),
             spec_hash: annotation(labels::SPEC_HASH).cloned().unwrap_or_default(),
             mounts_hash: annotation(labels::MOUNTS_HASH).cloned().unwrap_or_default(),
+            running: trouble::phase(pod) == "Running",
             ready: trouble::is_ready(pod),
             terminating: pod.metadata.deletion_timestamp.is_some(),
             ended: trouble::has_ended(pod),

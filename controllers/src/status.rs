@@ -68,10 +68,7 @@ pub fn compute(
         &names::proxy(&validated.name),
         &observed.proxy_pods,
     );
-    let egress = egress::condition(
-        egress,
-        old(conditions::EGRESS_ENFORCED).map(|condition| condition.status.as_str()),
-    );
+    let egress = egress::condition(egress, old(conditions::EGRESS_ENFORCED));
     let same_spec = old(conditions::WARM_POOL_READY)
         .is_some_and(|old| old.status == "True" && old.observed_generation == validated.generation);
     let warm = warm_pool(pool, same_spec);
@@ -283,6 +280,29 @@ fn bounded(text: String) -> String {
         Some((end, _)) => format!("{}…", &text[..end]),
         None => text,
     }
+}
+
+/// The status of an instance that is being deleted: as it was, and not Ready.
+#[must_use]
+pub fn going(instance: &CliMcpInstance, message: &str, now: Timestamp) -> CliMcpInstanceStatus {
+    let mut status = instance.status.clone().unwrap_or_default();
+    let generation = instance.metadata.generation;
+    let (old, others): (Vec<_>, Vec<_>) = status
+        .conditions
+        .into_iter()
+        .partition(|condition| condition.type_ == conditions::READY);
+    let since = old.into_iter().find(|old| old.status == "False");
+    let ready = Condition {
+        last_transition_time: since.map_or(Time(now), |old| old.last_transition_time),
+        message: message.to_owned(),
+        observed_generation: generation,
+        reason: reasons::RECONCILING.to_owned(),
+        status: "False".to_owned(),
+        type_: conditions::READY.to_owned(),
+    };
+    status.conditions = std::iter::once(ready).chain(others).collect();
+    status.observed_generation = generation;
+    status
 }
 
 /// Writes the status, unless it is what the instance has.

@@ -129,9 +129,17 @@ pub fn validate(instance: &CliMcpInstance, observed: &Observed, settings: &Setti
         &observed.ca,
         &names::proxy_ca(&name),
         &[names::CA_CERT_KEY, names::CA_KEY_KEY],
+        &owner.uid,
         &mut problems,
     );
-    let hmac = key(&observed.hmac, &names::hmac(&name), &[names::HMAC_KEY], &mut problems).and_then(|found| {
+    let hmac = key(
+        &observed.hmac,
+        &names::hmac(&name),
+        &[names::HMAC_KEY],
+        &owner.uid,
+        &mut problems,
+    )
+    .and_then(|found| {
         let bytes = found.get(names::HMAC_KEY)?;
         HmacKey::new(bytes)
             .map_err(|error| {

@@ -97,6 +97,11 @@ pub struct RunArguments {
     #[arg(long, env = "WATCH_NAMESPACE", default_value = "", hide_default_value = true)]
     pub watch_namespace: String,
 
+    /// What an empty list of namespaces to watch stands for, as --watch-namespace has it. OLM writes an empty list for all
+    /// namespaces, so its bundle says *
+    #[arg(long, env = "DEFAULT_WATCH_NAMESPACE", default_value = "", hide_default_value = true)]
+    pub default_watch_namespace: String,
+
     /// The operator's own namespace, where its Lease lives. Empty: that of its ServiceAccount or current context
     #[arg(long, env = "POD_NAMESPACE", default_value = "", hide_default_value = true)]
     pub namespace: String,

@@ -55,14 +55,18 @@ impl TryFrom<&RunArguments> for Invocation {
                 .ok_or(InvocationError::Image { flag, variable })
         };
         let some = |text: &String| Some(text.clone()).filter(|text| !text.is_empty());
+        let watch = match arguments.watch_namespace.trim() {
+            "" => &arguments.default_watch_namespace,
+            _ => &arguments.watch_namespace,
+        };
         // The own namespace is known only later; a name stands for it here.
-        namespaces::scopes(&arguments.watch_namespace, "own")?;
+        namespaces::scopes(watch, "own")?;
         Ok(Self {
             leader_elect: arguments.leader_elect,
             health: address("health-probe-bind-address", &arguments.health_probe_bind_address)?,
             metrics: address("metrics-bind-address", &arguments.metrics_bind_address)?
                 .map(|address| Exposure::of(address, arguments.metrics_cert_path.clone())),
-            watch: arguments.watch_namespace.clone(),
+            watch: watch.clone(),
             namespace: some(&arguments.namespace),
             pod_name: some(&arguments.pod_name),
             server_image: image(&arguments.server_image, "server-image", "RELATED_IMAGE_SERVER")?,
@@ -116,6 +120,17 @@ mod tests {
         assert!(
             error.contains("--health-probe-bind-address") && error.contains("8081"),
             "{error}"
+        );
+    }
+
+    #[test]
+    fn an_empty_list_of_namespaces_is_what_the_default_says() {
+        let watch = |more: &[&str]| invocation(more).map(|run| run.watch);
+        assert_eq!(watch(&[]).unwrap(), "");
+        assert_eq!(watch(&["--default-watch-namespace=*"]).unwrap(), "*");
+        assert_eq!(
+            watch(&["--watch-namespace=a", "--default-watch-namespace=*"]).unwrap(),
+            "a"
         );
     }
 

@@ -18,6 +18,7 @@ fn pod(name: &str) -> Sandbox {
         last_activity: None,
         spec_hash: "now".into(),
         mounts_hash: "files".into(),
+        running: true,
         ready: true,
         terminating: false,
         ended: false,

@@ -211,6 +211,71 @@ async fn a_foreign_object_is_reported_and_left_alone() {
 }
 
 #[tokio::test]
+async fn nothing_is_granted_to_or_through_what_others_wrote() {
+    let rbac = "/apis/rbac.authorization.k8s.io/v1/namespaces/ns";
+    for (theirs, withheld) in [
+        (format!("{rbac}/roles/cli-mcp-demo"), &["rolebindings/cli-mcp-demo"][..]),
+        (
+            "/api/v1/namespaces/ns/serviceaccounts/cli-mcp-demo".to_owned(),
+            &["rolebindings/cli-mcp-demo", "deployments/cli-mcp-demo"],
+        ),
+        (
+            "/api/v1/namespaces/ns/configmaps/cli-mcp-demo-proxy".to_owned(),
+            &["deployments/cli-mcp-demo-proxy"],
+        ),
+    ] {
+        let server = cluster(json!({"sandbox": {"warmPoolSize": 1}}));
+        let name = theirs.rsplit('/').next().unwrap();
+        server.put(&theirs, json!({"metadata": {"name": name, "namespace": "ns"}}));
+        proxy_answers(&server);
+        settle(&server).await;
+        let objects = server.objects();
+        let made = |suffix: &str| objects.keys().any(|path| path.ends_with(suffix));
+        for child in withheld {
+            assert!(!made(child), "{theirs}: {child}");
+        }
+        assert!(
+            !objects.keys().any(|path| path.contains("/pods/")),
+            "{theirs}: a sandbox was made"
+        );
+        // The rest stands.
+        assert!(made("rolebindings/cli-mcp-demo-client") && made("networkpolicies/cli-mcp-demo-sandbox"));
+    }
+}
+
+#[tokio::test]
+async fn a_key_of_an_earlier_instance_is_not_used() {
+    let server = cluster(json!({}));
+    let path = "/api/v1/namespaces/ns/secrets/cli-mcp-demo-hmac";
+    let earlier = json!([{"apiVersion": "cli-mcp.redhat.com/v1alpha1", "kind": "CliMcpInstance", "name": "demo",
+        "uid": "earlier", "controller": true}]);
+    server.put(
+        path,
+        json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "cli-mcp-demo-hmac", "namespace": "ns",
+            "ownerReferences": earlier}, "data": {"key": "MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY="}}),
+    );
+    settle(&server).await;
+    let (reason, message) = condition(&server, "Ready");
+    assert!(
+        reason == "ChildrenNotReady" && message.contains("cli-mcp-demo-hmac"),
+        "{reason}: {message}"
+    );
+    assert!(
+        server
+            .get("/apis/apps/v1/namespaces/ns/deployments/cli-mcp-demo")
+            .is_none()
+    );
+    // Collected by owner reference.
+    server.remove(path);
+    settle(&server).await;
+    assert!(
+        server
+            .get("/apis/apps/v1/namespaces/ns/deployments/cli-mcp-demo")
+            .is_some()
+    );
+}
+
+#[tokio::test]
 async fn a_foreign_binding_is_never_overwritten() {
     let path = "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings/cli-mcp-auth-delegator";
     let server = cluster(json!({}));
@@ -345,6 +410,11 @@ async fn an_instance_goes_after_its_server_and_its_sandboxes() {
     let deployment = "/apis/apps/v1/namespaces/ns/deployments/cli-mcp-demo";
     once(&server).await.unwrap();
     assert_eq!(server.get(deployment).unwrap()["spec"]["replicas"], 0);
+    let (reason, message) = condition(&server, "Ready");
+    assert!(
+        reason == "Reconciling" && message.contains("the pods of its server"),
+        "{message}"
+    );
     once(&server).await.unwrap();
     assert_eq!(sandboxes(&server), 2, "its server might still create one");
     server.remove(&pod).unwrap();

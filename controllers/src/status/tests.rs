@@ -141,6 +141,7 @@ fn a_child_that_is_not_ours_is_told() {
     applied.failures.push(Failure {
         message: "Role cli-mcp-demo exists".into(),
         transient: true,
+        foreign: false,
     });
     let status = status(&applied, &fixtures::observed(), &PoolState::default(), None);
     assert_eq!(

@@ -21,6 +21,7 @@ pub(crate) fn secret(data: &[(&str, &str)]) -> Option<SecretContent> {
     Some(SecretContent {
         uid: "uid".into(),
         resource_version: "1".into(),
+        controller: None,
         data: data
             .iter()
             .map(|(key, value)| ((*key).to_owned(), value.as_bytes().to_vec()))

@@ -8,14 +8,27 @@ use cli_mcp_api::names;
 use super::Problem;
 use crate::dereference::SecretContent;
 
-/// Contents of a generated Secret; `None` when it is not there yet or broken.
+/// Contents of a generated Secret; `None` when it is not there yet, broken, or another object's. One that nothing
+/// controls is the admin's own.
 pub(super) fn key<'a>(
     secret: &'a Option<SecretContent>,
     name: &str,
     wanted: &[&str],
+    instance_uid: &str,
     problems: &mut Vec<Problem>,
 ) -> Option<&'a BTreeMap<String, Vec<u8>>> {
-    keys(secret.as_ref()?, name, wanted, problems)
+    let secret = secret.as_ref()?;
+    if secret.controller.as_deref().is_some_and(|uid| uid != instance_uid) {
+        problems.push(Problem {
+            reason: reasons::CHILDREN_NOT_READY,
+            message: format!(
+                "Secret {name} belongs to another object, such as an earlier instance of this name: it is left alone, \
+                 and made again when it is gone"
+            ),
+        });
+        return None;
+    }
+    keys(secret, name, wanted, problems)
 }
 
 pub(super) fn keys<'a>(

@@ -28,6 +28,10 @@ const DEFAULT_CPU_REQUEST: &str = "100m";
 const DEFAULT_CPU_LIMIT: &str = "500m";
 const DEFAULT_MEMORY_REQUEST: &str = "128Mi";
 const DEFAULT_MEMORY_LIMIT: &str = "512Mi";
+/// Every writable place has a limit, or one session could fill the node's disk and have others evicted
+/// (<https://kubernetes.io/docs/concepts/storage/volumes/#emptydir>).
+const DEFAULT_WORKSPACE_LIMIT: &str = "2Gi";
+const TMP_LIMIT: &str = "1Gi";
 
 /// What all sandboxes of an instance have in common. Its hash is the `spec-hash` annotation: a pool pod whose hash is
 /// no longer the instance's is rebuilt.
@@ -47,7 +51,7 @@ pub struct SandboxTemplate {
     pub service_account: String,
     /// Compute resources; see [`default_resources`].
     pub resources: ResourceRequirements,
-    /// Size limit of `/workspace`.
+    /// Size limit of `/workspace`; none for 2Gi.
     pub workspace_size_limit: Option<String>,
     /// The user's environment variables; reserved names among them are left out, see [`is_reserved_env`].
     pub env: Vec<EnvVar>,
@@ -338,17 +342,20 @@ impl SandboxTemplate {
             }),
             ..Volume::default()
         };
-        let empty_dir = |name: &str, size_limit: Option<&String>| Volume {
+        let empty_dir = |name: &str, size_limit: &str| Volume {
             name: name.to_owned(),
             empty_dir: Some(EmptyDirVolumeSource {
                 medium: None,
-                size_limit: size_limit.map(|size| Quantity(size.clone())),
+                size_limit: Some(Quantity(size_limit.to_owned())),
             }),
             ..Volume::default()
         };
         let mut volumes = vec![
-            empty_dir("workspace", self.workspace_size_limit.as_ref()),
-            empty_dir("tmp", None),
+            empty_dir(
+                "workspace",
+                self.workspace_size_limit.as_deref().unwrap_or(DEFAULT_WORKSPACE_LIMIT),
+            ),
+            empty_dir("tmp", TMP_LIMIT),
         ];
         match &self.access {
             ClusterAccess::Proxy {
@@ -499,6 +506,20 @@ mod tests {
         assert!(!text.contains(token.reveal()));
         assert!(text.contains(&token.digest().to_hex()));
         assert!(!text.contains("ca.key"));
+    }
+
+    #[test]
+    fn every_writable_volume_has_a_limit() {
+        for workspace_size_limit in [None, Some("64Mi".to_owned())] {
+            let named = SandboxTemplate {
+                workspace_size_limit,
+                ..template()
+            };
+            for volume in pod(&named).spec.unwrap().volumes.unwrap() {
+                let writable = volume.empty_dir.as_ref();
+                assert!(writable.is_none_or(|dir| dir.size_limit.is_some()), "{volume:?}");
+            }
+        }
     }
 
     #[test]

@@ -4,7 +4,7 @@
 # usage: test/conformance/run.sh SERVER_BINARY
 #
 # No cluster is needed: the scenarios that apply to a server of one tool never reach a sandbox. Those that do not apply, or
-# need fixture tools of the suite, are listed in expected-failures.yml; the suite fails when one of them starts to pass.
+# need fixture tools of the suite, are listed in expected-failures-REVISION.yml; the suite fails when one of them starts to pass.
 # CONFORMANCE_CACHE keeps the npm packages between runs (default: ${XDG_CACHE_HOME:-~/.cache}/cli-mcp-operator/conformance).
 set -euo pipefail
 
@@ -19,7 +19,7 @@ if [[ ! -x $node || $(sed -n 's/.*"version": *"\([^"]*\)".*/\1/p' "$suite/packag
   command -v npm >/dev/null || { echo "error: npm is not installed: install Node.js 20 or later" >&2; exit 2; }
   echo "Installing the conformance suite $version into $cache"
   mkdir -p "$cache"
-  npm install --silent --no-audit --no-fund --prefix "$cache" node@22 "@modelcontextprotocol/conformance@$version"
+  npm install --silent --no-audit --no-fund --prefix "$cache" node@22.23.0 "@modelcontextprotocol/conformance@$version"
 fi
 
 work=$(mktemp -d)

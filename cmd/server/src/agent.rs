@@ -15,6 +15,7 @@ use cli_mcp_sandbox::wire::{AGENT_PORT, AssignRequest, ErrorBody, ExecRequest, E
 use http::{HeaderValue, Method, Request, StatusCode, header};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::Incoming;
+use tracing::Span;
 
 use self::dial::{DialError, Dialer};
 use self::pool::{Connection, Pool};
@@ -111,7 +112,11 @@ impl AgentClient {
     ) -> Result<ExecResult, AgentError> {
         let accept = if output.is_some() { NDJSON } else { "application/json" };
         let mut request = self.request(sandbox, "/exec", token, accept, json(&flight.request)?)?;
-        flight.trace.apply(request.headers_mut());
+        flight
+            .trace
+            .clone()
+            .continued(&Span::current())
+            .apply(request.headers_mut());
         let (response, connection) = self.send(sandbox, request, &flight.sent).await?;
         if response.status() != StatusCode::OK {
             flight.sent.store(false, Ordering::Release);

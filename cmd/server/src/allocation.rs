@@ -9,6 +9,7 @@ use std::time::Duration;
 use cli_mcp_sandbox::token::HmacKey;
 use jiff::Timestamp;
 use tokio::time::Instant;
+use tracing::{Instrument, info_span};
 
 use crate::agent::AgentClient;
 use crate::cluster::{Cluster, ClusterError};
@@ -37,8 +38,6 @@ const ATTEMPTS: u32 = 16;
 pub struct Allocated {
     /// The sandbox; it may not have started yet.
     pub sandbox: Arc<Sandbox>,
-    /// Why the session lost its earlier sandbox, when this one replaces it.
-    pub replaces: Option<String>,
     /// Whether this call made or claimed it.
     pub fresh: bool,
 }
@@ -100,15 +99,12 @@ impl Allocator {
     pub async fn allocate(self: &Arc<Self>, session: &SessionId, deadline: Instant) -> Result<Allocated, Failure> {
         self.synced().await?;
         if let Some(sandbox) = self.known(session) {
-            return Ok(Allocated {
-                sandbox,
-                replaces: None,
-                fresh: false,
-            });
+            return Ok(Allocated { sandbox, fresh: false });
         }
         // A search goes on when its caller leaves: half a claim would keep the next caller waiting.
         let (allocator, session) = (self.clone(), session.clone());
-        let search = tokio::spawn(async move { allocator.search(&session, deadline).await });
+        let search = async move { allocator.search(&session, deadline).await };
+        let search = tokio::spawn(search.in_current_span());
         search
             .await
             .unwrap_or_else(|error| Err(Failure::NotReady(format!("the search for a sandbox ended ({error})"))))
@@ -117,15 +113,10 @@ impl Allocator {
     async fn search(&self, session: &SessionId, deadline: Instant) -> Result<Allocated, Failure> {
         let lock = self.search_lock(session);
         let _one_search = lock.lock().await;
-        let mut replaces = None;
         let mut use_pool = true;
         for _ in 0..ATTEMPTS {
             if let Some(sandbox) = self.known(session) {
-                return Ok(Allocated {
-                    sandbox,
-                    replaces,
-                    fresh: false,
-                });
+                return Ok(Allocated { sandbox, fresh: false });
             }
             if Instant::now() >= deadline {
                 break;
@@ -141,20 +132,18 @@ impl Allocator {
                 .clear_away(session, candidates.is_empty().then_some(deadline))
                 .await?
             {
-                replaces.get_or_insert(loss);
+                self.cache.write(|store| store.record_loss(session, loss));
             }
             let _room = self.reserve()?;
-            match self.make(session, candidates).await? {
-                Made::Sandbox(sandbox) => {
-                    // Taken also where `clear_away` knows a reason: it must not be told again.
-                    let loss = self.cache.write(|store| store.take_loss(session));
-                    return Ok(Allocated {
-                        sandbox,
-                        replaces: replaces.or(loss),
-                        fresh: true,
-                    });
+            let replaces = self.cache.read(|store| store.loss(session));
+            match self.make(session, candidates, replaces.as_deref()).await? {
+                Made::Sandbox(sandbox) => return Ok(Allocated { sandbox, fresh: true }),
+                Made::GaveUp => {
+                    use_pool = false;
+                    if let Some(reason) = replaces {
+                        self.cache.write(|store| store.record_loss(session, reason));
+                    }
                 }
-                Made::GaveUp => use_pool = false,
                 Made::Raced => {}
             }
         }
@@ -173,7 +162,7 @@ impl Allocator {
             self.agent.forget(&sandbox);
             self.cluster.end(&sandbox, "client").await?;
         }
-        self.cache.write(|store| store.take_loss(session));
+        self.cache.write(|store| store.forget_loss(session));
         Ok(())
     }
 
@@ -310,10 +299,20 @@ impl Allocator {
     }
 
     /// Claims or creates, once.
-    async fn make(&self, session: &SessionId, candidates: Vec<Arc<Sandbox>>) -> Result<Made, Failure> {
+    async fn make(
+        &self,
+        session: &SessionId,
+        candidates: Vec<Arc<Sandbox>>,
+        replaces: Option<&str>,
+    ) -> Result<Made, Failure> {
         for candidate in candidates {
             let started = Instant::now();
-            match self.cluster.claim(&candidate, session).await {
+            match self
+                .cluster
+                .claim(&candidate, session, replaces)
+                .instrument(info_span!("claim", pod = %candidate.name))
+                .await
+            {
                 Ok(claimed) => {
                     self.telemetry.stage(Stage::Claim, started.elapsed());
                     self.telemetry.claim(Claim::Pool);
@@ -331,7 +330,8 @@ impl Allocator {
             }
         }
         let started = Instant::now();
-        match self.cluster.create(session).await {
+        let create = self.cluster.create(session, replaces).instrument(info_span!("create"));
+        match create.await {
             Ok(created) => {
                 self.telemetry.stage(Stage::Create, started.elapsed());
                 self.telemetry.claim(Claim::Created);
@@ -372,7 +372,10 @@ impl Allocator {
     }
 
     async fn assign_claimed(&self, mine: &Sandbox, session: &SessionId) -> Result<(), Failure> {
-        let Err(error) = self.assign(mine, session).await else {
+        let assign = self
+            .assign(mine, session)
+            .instrument(info_span!("assign", otel.kind = "client", pod = %mine.name));
+        let Err(error) = assign.await else {
             return Ok(());
         };
         // A pool pod that does not take its session is of no use to anyone.

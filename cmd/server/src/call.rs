@@ -8,6 +8,7 @@ use cli_mcp_sandbox::token::HmacKey;
 use cli_mcp_sandbox::wire::{self, ExecResult};
 use http::StatusCode;
 use tokio::time::Instant;
+use tracing::{Instrument, info_span};
 
 use crate::activity::{self, Activity};
 use crate::agent::{AgentClient, AgentError, Flight, OutputSink};
@@ -117,22 +118,24 @@ impl Runner {
         trail: &mut Trail,
     ) -> Result<ExecResult, Failure> {
         let deadline = Instant::now() + START_LIMIT;
-        let mut reset = None;
         loop {
             let started = Instant::now();
-            let allocated = self.allocator.allocate(session, deadline).await?;
+            let lookup = self
+                .allocator
+                .allocate(session, deadline)
+                .instrument(info_span!("lookup"));
+            let allocated = lookup.await?;
             self.telemetry.stage(Stage::Lookup, started.elapsed());
             if allocated.fresh {
                 self.activity.made(&allocated.sandbox);
             }
-            reset = reset.or_else(|| allocated.replaces.clone());
             trail.sandbox = Some(allocated.sandbox.clone());
             match self
                 .attempt(session, &allocated, flight, &mut output, deadline, trail)
                 .await?
             {
                 Attempt::Done(mut result) => {
-                    if let Some(reason) = reset {
+                    if let Some(reason) = self.tell_loss(trail) {
                         result.session_reset = Some(format!(
                             "The session's sandbox was replaced ({reason}): files, variables and jobs of earlier commands are gone."
                         ));
@@ -142,13 +145,26 @@ impl Runner {
                 // Another one would do the same.
                 Attempt::Gone(Gone::Died(reason)) if allocated.fresh => return Err(Failure::CannotStart(reason)),
                 Attempt::Gone(gone) if Instant::now() >= deadline => return Err(Failure::NotReady(gone.reason())),
-                Attempt::Gone(gone) => {
-                    if !allocated.fresh {
-                        reset.get_or_insert(gone.reason());
-                    }
-                }
+                Attempt::Gone(_) => {}
             }
         }
+    }
+
+    /// Why the sandbox that just answered replaces another, if no result has told that yet. This one does.
+    fn tell_loss(&self, trail: &Trail) -> Option<String> {
+        let sandbox = trail.sandbox.clone()?;
+        let reason = self.cache.read(|store| {
+            let now = store.get(&sandbox.name).filter(|now| now.uid == sandbox.uid)?;
+            now.replaces.clone()
+        })?;
+        let cluster = self.cluster.clone();
+        self.cache.write(|store| store.told(&sandbox));
+        tokio::spawn(async move {
+            if let Err(error) = cluster.told(&sandbox).await {
+                tracing::warn!(pod = %sandbox.name, %error, "Failed to note that a client was told of its session's reset");
+            }
+        });
+        Some(reason)
     }
 
     async fn attempt(
@@ -164,13 +180,19 @@ impl Runner {
         let token = self.key.session_token(session.as_str());
         let mut backoff = FIRST_BACKOFF;
         loop {
-            let sandbox = match self.startable(&allocated.sandbox, deadline).await? {
+            let ready = self
+                .startable(&allocated.sandbox, deadline)
+                .instrument(info_span!("ready"));
+            let sandbox = match ready.await? {
                 Ok(sandbox) => sandbox,
                 Err(gone) => return Ok(Attempt::Gone(gone)),
             };
             trail.sandbox = Some(sandbox.clone());
             let sent = Instant::now();
-            let exec = self.agent.exec(&sandbox, &token, flight, output.as_deref_mut());
+            let exec = self
+                .agent
+                .exec(&sandbox, &token, flight, output.as_deref_mut())
+                .instrument(info_span!("exec", otel.kind = "client", pod = %sandbox.name));
             let outcome = self.watch_over(&sandbox, flight, exec).await?;
             let (retry, patience) = match outcome {
                 Ok(result) => {

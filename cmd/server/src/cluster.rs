@@ -17,7 +17,7 @@ use serde_json::json;
 
 use crate::session::SessionId;
 use crate::store::cache::SandboxCache;
-use crate::store::{ENDED_ANNOTATION, Sandbox};
+use crate::store::{ENDED_ANNOTATION, REPLACES_ANNOTATION, Sandbox};
 
 /// Annotation with which the server tells the operator that a sandbox found its network open.
 pub const EGRESS_ANNOTATION: &str = "cli-mcp.redhat.com/egress";
@@ -27,6 +27,9 @@ pub const EGRESS_NOT_ENFORCED: &str = "NotEnforced";
 
 /// No request of the server takes longer; a hanging API server must not hang a call.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(15);
+
+/// The most of a reason that is kept on a pod; a kubelet's message may be long.
+const MAX_REASON_CHARS: usize = 256;
 
 /// Why a write did not happen.
 #[derive(Debug, thiserror::Error)]
@@ -69,6 +72,10 @@ async fn bounded<T>(request: impl Future<Output = Result<T, kube::Error>>) -> Re
             REQUEST_TIMEOUT.as_secs()
         ))),
     }
+}
+
+fn bounded_reason(reason: &str) -> String {
+    reason.chars().take(MAX_REASON_CHARS).collect()
 }
 
 /// Writes to the sandboxes of one instance.
@@ -126,22 +133,27 @@ impl Cluster {
         session_pod_name(&self.template.instance, session.as_str())
     }
 
-    /// Creates the session's pod. Its name is the same from every replica, so only one create succeeds.
+    /// Creates the session's pod, which may replace a lost one. Its name is the same from every replica, so only one create
+    /// succeeds.
     ///
     /// # Errors
     ///
     /// [`ClusterError::Conflict`] when a pod of that name exists.
-    pub async fn create(&self, session: &SessionId) -> Result<Sandbox, ClusterError> {
+    pub async fn create(&self, session: &SessionId, replaces: Option<&str>) -> Result<Sandbox, ClusterError> {
         let assignment = Assignment::Session {
             id: session.to_string(),
             token: self.key.session_token(session.as_str()).digest(),
         };
-        let pod = self.template.build(
+        let mut pod = self.template.build(
             &self.pod_name(session),
             &assignment,
             &Timestamp::now().to_string(),
             self.owner.clone(),
         );
+        if let Some(reason) = replaces {
+            let annotations = pod.metadata.annotations.get_or_insert_default();
+            annotations.insert(REPLACES_ANNOTATION.to_owned(), bounded_reason(reason));
+        }
         let created = bounded(self.pods.create(&PostParams::default(), &pod)).await?;
         self.took(&created)
     }
@@ -151,13 +163,18 @@ impl Cluster {
     /// # Errors
     ///
     /// [`ClusterError::Conflict`] when something did.
-    pub async fn claim(&self, sandbox: &Sandbox, session: &SessionId) -> Result<Sandbox, ClusterError> {
+    pub async fn claim(
+        &self,
+        sandbox: &Sandbox,
+        session: &SessionId,
+        replaces: Option<&str>,
+    ) -> Result<Sandbox, ClusterError> {
         let now = Timestamp::now().to_string();
         let patch = json!({"metadata": {
             "resourceVersion": sandbox.resource_version,
             "uid": sandbox.uid,
             "labels": {labels::SESSION_ID: session.as_str()},
-            "annotations": {labels::CREATED_AT: now, labels::LAST_ACTIVITY: now},
+            "annotations": {labels::CREATED_AT: now, labels::LAST_ACTIVITY: now, REPLACES_ANNOTATION: replaces.map(bounded_reason)},
         }});
         let claimed = bounded(
             self.pods
@@ -237,6 +254,20 @@ impl Cluster {
     ///
     /// [`ClusterError::NotFound`] or [`ClusterError::Conflict`] when it is not there any more.
     pub async fn annotate(&self, sandbox: &Sandbox, annotations: &BTreeMap<&str, String>) -> Result<(), ClusterError> {
+        self.patch_annotations(sandbox, json!(annotations)).await
+    }
+
+    /// A client has been told what this sandbox replaces: no other replica tells it again.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::annotate`].
+    pub async fn told(&self, sandbox: &Sandbox) -> Result<(), ClusterError> {
+        self.patch_annotations(sandbox, json!({REPLACES_ANNOTATION: null}))
+            .await
+    }
+
+    async fn patch_annotations(&self, sandbox: &Sandbox, annotations: serde_json::Value) -> Result<(), ClusterError> {
         // A uid that does not match is a conflict: the API server refuses to change it.
         let patch = json!({"metadata": {"uid": sandbox.uid, "annotations": annotations}});
         bounded(

@@ -91,7 +91,7 @@ pub struct Cli {
     #[arg(long, env = "CLI_MCP_SANDBOX_IMAGE_PULL_SECRETS", value_delimiter = ',')]
     pub sandbox_image_pull_secrets: Vec<String>,
 
-    /// Size limit of /workspace, such as 1Gi. Empty: the node's.
+    /// Size limit of /workspace, such as 1Gi. Empty: 2Gi.
     #[arg(long, env = "CLI_MCP_SANDBOX_WORKSPACE_SIZE_LIMIT", default_value = "")]
     pub sandbox_workspace_size_limit: String,
 

@@ -73,8 +73,13 @@ pub enum Failure {
     #[error("Cancelled: the command was stopped.")]
     Cancelled,
     /// The server is going down.
-    #[error("The server is shutting down: retry, another replica answers. The command was stopped.")]
+    #[error("The server is shutting down: retry, another replica answers. The command was not run.")]
     ShuttingDown,
+    /// The server is going down and has no more time for a command that runs.
+    #[error(
+        "The server is shutting down, and the command, which was running, was stopped: it ran in part. Look at its effects before you repeat it. The session can be used."
+    )]
+    Stopped,
 }
 
 impl Failure {
@@ -95,7 +100,7 @@ impl Failure {
             Self::Lost(_) => "lost",
             Self::Died(_) => "sandbox_died",
             Self::Cancelled => "cancelled",
-            Self::ShuttingDown => "shutting_down",
+            Self::ShuttingDown | Self::Stopped => "shutting_down",
         }
     }
 }

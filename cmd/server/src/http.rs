@@ -6,22 +6,25 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::Body;
+use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, Request, State};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{delete, get};
 use axum::{Router, body};
-use cli_mcp_serving::auth::Guard;
 use cli_mcp_serving::auth::review::Review;
+use cli_mcp_serving::auth::{Caller, Guard};
 use cli_mcp_serving::metrics::{self, SharedRegistry};
 use cli_mcp_serving::probes::{self, Health};
+use http::request::Parts;
 use http::{Method, StatusCode, header};
 use rmcp::transport::streamable_http_server::session::never::NeverSessionManager;
 use rmcp::transport::streamable_http_server::{StreamableHttpServerConfig, StreamableHttpService};
 
 use crate::allocation::Allocator;
+use crate::cancellation::{self, CallKey, Canceller};
 use crate::host::HostPolicy;
-use crate::session::SessionId;
+use crate::session::{SESSION_HEADER, SessionId};
 use crate::tool::BashServer;
 
 /// The largest request body: a command of the size that the agent takes, escaped.
@@ -42,6 +45,8 @@ pub struct Surface<H> {
     pub registry: SharedRegistry,
     /// Accepted names.
     pub hosts: HostPolicy,
+    /// Stops calls that their clients cancel.
+    pub canceller: Canceller,
 }
 
 /// The router. With a guard, only `/live` and `/health` are open to everyone.
@@ -52,6 +57,7 @@ pub fn router<H: Health, R: Review>(surface: Surface<H>, guard: Option<Guard<R>>
         health,
         registry,
         hosts,
+        canceller,
     } = surface;
     let config = StreamableHttpServerConfig::default()
         .with_legacy_session_mode(false)
@@ -65,7 +71,7 @@ pub fn router<H: Health, R: Review>(surface: Surface<H>, guard: Option<Guard<R>>
     );
     let mut guarded = Router::new()
         .route_service("/mcp", mcp)
-        .layer(middleware::from_fn(whole_body))
+        .layer(middleware::from_fn_with_state(canceller, whole_body))
         .route("/sessions/{id}", delete(end_session).with_state(allocator))
         .route(
             "/metrics",
@@ -91,7 +97,9 @@ pub(crate) fn error_response(status: StatusCode, text: &str) -> Response {
 }
 
 /// `DELETE /sessions/{id}`: 204 whether or not there was something to delete.
-async fn end_session(State(allocator): State<Arc<Allocator>>, Path(id): Path<String>) -> Response {
+async fn end_session(State(allocator): State<Arc<Allocator>>, path: Result<Path<String>, PathRejection>) -> Response {
+    // What cannot be read is no session id either.
+    let id = path.map(|Path(id)| id).unwrap_or_default();
     let session: SessionId = match id.parse() {
         Ok(session) => session,
         Err(error) => return error_response(StatusCode::BAD_REQUEST, &format!("{error}")),
@@ -109,14 +117,19 @@ async fn end_session(State(allocator): State<Arc<Allocator>>, Path(id): Path<Str
 }
 
 /// Takes a body whole before anything works on it, so that a slow client costs a connection and nothing else.
-async fn whole_body(request: Request, next: Next) -> Result<Response, Infallible> {
+async fn whole_body(State(canceller): State<Canceller>, request: Request, next: Next) -> Result<Response, Infallible> {
     if request.method() != Method::POST {
         return Ok(next.run(request).await);
     }
     let (parts, body) = request.into_parts();
     Ok(
         match tokio::time::timeout(BODY_TIMEOUT, body::to_bytes(body, MAX_BODY_BYTES)).await {
-            Ok(Ok(bytes)) => next.run(Request::from_parts(parts, Body::from(bytes))).await,
+            Ok(Ok(bytes)) => {
+                if let Some((session, call)) = cancelled_call(&parts, &bytes) {
+                    tokio::spawn(async move { canceller.cancel(&session, &call).await });
+                }
+                next.run(Request::from_parts(parts, Body::from(bytes))).await
+            }
             Ok(Err(_)) => error_response(
                 StatusCode::PAYLOAD_TOO_LARGE,
                 &format!("the request body is longer than {MAX_BODY_BYTES} bytes, or did not arrive whole"),
@@ -124,4 +137,13 @@ async fn whole_body(request: Request, next: Next) -> Result<Response, Infallible
             Err(_) => error_response(StatusCode::REQUEST_TIMEOUT, "the request body took too long to arrive"),
         },
     )
+}
+
+/// The call that a request cancels, if it is a notification of that.
+fn cancelled_call(parts: &Parts, body: &[u8]) -> Option<(SessionId, CallKey)> {
+    let request = cancellation::cancelled_request(body)?;
+    let session: SessionId = parts.headers.get(SESSION_HEADER)?.to_str().ok()?.parse().ok()?;
+    let user = parts.extensions.get::<Caller>().map(|caller| caller.0.name.as_str());
+    let call = CallKey::new(user, &session, &request);
+    Some((session, call))
 }

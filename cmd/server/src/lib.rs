@@ -6,6 +6,7 @@ pub mod agent;
 pub mod allocation;
 pub mod audit;
 pub mod call;
+pub mod cancellation;
 pub mod cluster;
 pub mod config;
 pub mod failure;

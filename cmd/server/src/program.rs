@@ -9,6 +9,7 @@ use std::time::Duration;
 use clap::{CommandFactory, FromArgMatches};
 use clap_complete::Shell;
 use cli_mcp_api::names;
+use cli_mcp_serving::otlp::Exporter;
 use cli_mcp_serving::tls::Certificate;
 use cli_mcp_serving::{exit, logging};
 
@@ -40,15 +41,26 @@ pub fn run() -> ExitCode {
         Ok(prepared) => prepared,
         Err(error) => return exit::refuse(error),
     };
-    logging::init(match prepared.settings.transport {
+    let stream = match prepared.settings.transport {
         Transport::Stdio { .. } => logging::Stream::Stderr,
         Transport::Http(_) => logging::Stream::Stdout,
-    });
+    };
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => return exit::fail(format_args!("the runtime cannot start: {error}")),
     };
+    let exporter = {
+        let _within = runtime.enter();
+        match Exporter::from_env("cli-mcp-server", env!("CARGO_PKG_VERSION")) {
+            Ok(exporter) => exporter,
+            Err(error) => return exit::refuse(error),
+        }
+    };
+    logging::init_with(stream, exporter.as_ref().map(Exporter::layer));
     let outcome = runtime.block_on(wiring::serve(prepared));
+    if let Some(exporter) = exporter {
+        exporter.shutdown();
+    }
     runtime.shutdown_timeout(RUNTIME_END);
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

@@ -13,7 +13,7 @@ use kube::runtime::watcher::Event;
 use sha2::{Digest, Sha256};
 
 use self::losses::Losses;
-pub use self::sandbox::{ENDED_ANNOTATION, Phase, Sandbox};
+pub use self::sandbox::{ENDED_ANNOTATION, Phase, REPLACES_ANNOTATION, Sandbox};
 use crate::session::SessionId;
 
 /// How many deleted pods are remembered, so that a late answer to a write cannot bring one back.
@@ -150,15 +150,40 @@ impl SandboxStore {
         self.by_name.values().map(|sandbox| sandbox.uid.clone()).collect()
     }
 
-    /// Why the session's earlier sandbox is gone, told once: whoever makes the next one takes it.
-    pub fn take_loss(&mut self, session: &SessionId) -> Option<String> {
-        self.losses.take(session)
+    /// Why the session's earlier sandbox is gone: whoever makes the next one writes it there. It stands until that one is
+    /// here.
+    #[must_use]
+    pub fn loss(&self, session: &SessionId) -> Option<String> {
+        self.losses.get(session).cloned()
     }
 
-    fn put(&mut self, sandbox: Sandbox) {
+    /// Notes why the session's sandbox, which the caller is about to remove, is no more.
+    pub fn record_loss(&mut self, session: &SessionId, reason: String) {
+        self.losses.record(session.clone(), reason);
+    }
+
+    /// A client has been told what this sandbox replaces.
+    pub fn told(&mut self, sandbox: &Sandbox) {
+        if let Some(known) = self.by_name.get_mut(&sandbox.name)
+            && known.uid == sandbox.uid
+        {
+            Arc::make_mut(known).replaces = None;
+        }
+    }
+
+    /// Forgets why the session's earlier sandbox is gone.
+    pub fn forget_loss(&mut self, session: &SessionId) {
+        self.losses.take(session);
+    }
+
+    fn put(&mut self, mut sandbox: Sandbox) {
         if let Some(known) = self.by_name.get(&sandbox.name) {
             if known.newer_than(&sandbox) {
                 return;
+            }
+            if known.uid == sandbox.uid && known.session == sandbox.session && known.replaces.is_none() {
+                // Told already; the note of that may be on its way still.
+                sandbox.replaces = None;
             }
             let (name, replaced) = (known.name.clone(), known.uid != sandbox.uid);
             if replaced {
@@ -166,6 +191,12 @@ impl SandboxStore {
             } else {
                 self.unindex(&name);
             }
+        }
+        if let Some(session) = &sandbox.session
+            && sandbox.usable()
+        {
+            // What it replaces stands on it.
+            self.losses.take(session);
         }
         let sandbox = Arc::new(sandbox);
         self.index(&sandbox);

@@ -19,11 +19,13 @@ use rmcp::model::{
 use rmcp::service::RequestContext;
 use rmcp::{RoleServer, ServerHandler};
 use tokio_util::sync::CancellationToken;
+use tracing::{Instrument, Span, field, info_span};
 
 use self::progress::Progress;
 use crate::agent::Flight;
 use crate::audit::{Audit, Record};
 use crate::call::{Runner, Trail};
+use crate::cancellation::{CallKey, RunningCall, RunningCalls};
 use crate::failure::Failure;
 use crate::session::{SESSION_HEADER, SESSION_META, SessionId};
 use crate::telemetry::Telemetry;
@@ -45,6 +47,8 @@ struct Inner {
     default_session: Option<SessionId>,
     /// Cancelled when calls must end because the process does.
     stop: CancellationToken,
+    /// HTTP calls in progress, for clients that cancel one by a request of its own.
+    calls: RunningCalls,
     tool: Tool,
 }
 
@@ -57,6 +61,7 @@ impl BashServer {
         telemetry: Telemetry,
         default_session: Option<SessionId>,
         stop: CancellationToken,
+        calls: RunningCalls,
     ) -> Self {
         Self {
             inner: Arc::new(Inner {
@@ -65,6 +70,7 @@ impl BashServer {
                 telemetry,
                 default_session,
                 stop,
+                calls,
                 tool: definition::tool(),
             }),
         }
@@ -73,11 +79,28 @@ impl BashServer {
     async fn bash(&self, params: CallToolRequestParams, context: RequestContext<RoleServer>) -> CallToolResult {
         let started = Instant::now();
         let mut record = Record::begin(self.caller(&context));
-        let outcome = self.execute(params, &context, &mut record).await;
+        // The caller's span is its parent, whatever span the library handles the request in.
+        let span = info_span!(
+            parent: None,
+            "tools/call bash",
+            otel.kind = "server",
+            session = field::Empty,
+            outcome = field::Empty,
+            otel.status_code = field::Empty,
+        );
+        let trace = trace_of(context.extensions.get::<Parts>(), &context).enter(&span);
+        record.traced(trace.trace_id());
+        let call = self.execute(params, &context, trace, &mut record);
+        let outcome = call.instrument(span.clone()).await;
         match &outcome {
             Ok(result) => record.finished(result),
             Err(failure) => record.failed(failure),
         }
+        span.record("outcome", record.outcome());
+        if outcome.is_err() {
+            span.record("otel.status_code", "ERROR");
+        }
+        drop(span);
         self.inner.telemetry.call(record.outcome());
         self.inner.audit.write(record, started.elapsed());
         match outcome {
@@ -90,25 +113,32 @@ impl BashServer {
         &self,
         params: CallToolRequestParams,
         context: &RequestContext<RoleServer>,
+        trace: TraceContext,
         record: &mut Record,
     ) -> Result<ExecResult, Failure> {
         let parts = context.extensions.get::<Parts>();
-        let trace = trace_of(parts, context);
-        record.traced(trace.trace_id());
         let request = arguments::parse(params.arguments.unwrap_or_default())?;
         record.command(&request.command);
         let session = self.session(parts, context)?;
         record.session(&session);
+        Span::current().record("session", session.as_str());
         let flight = Flight::new(request, trace);
         let mut progress = context
             .meta
             .get_progress_token()
             .map(|token| Progress::new(context.peer.clone(), token));
         let mut trail = Trail::default();
+        let call = parts.map(|_| {
+            let caller = self.caller(context).user;
+            self.inner
+                .calls
+                .begin(CallKey::new(caller.as_deref(), &session, &context.id))
+        });
         let outcome = tokio::select! {
             outcome = self.inner.runner.run(&session, &flight, progress.as_mut(), &mut trail) => outcome,
             () = context.ct.cancelled() => Err(Failure::Cancelled),
-            () = self.inner.stop.cancelled() => Err(Failure::ShuttingDown),
+            () = cancelled_by_notification(call.as_ref()) => Err(Failure::Cancelled),
+            () = self.inner.stop.cancelled() => Err(if flight.may_have_started() { Failure::Stopped } else { Failure::ShuttingDown }),
         };
         record.trail(&trail);
         outcome
@@ -146,6 +176,13 @@ impl BashServer {
                 .and_then(|extensions| extensions.get::<Ends>())
                 .map(|ends| ends.remote),
         }
+    }
+}
+
+async fn cancelled_by_notification(call: Option<&RunningCall>) {
+    match call {
+        Some(call) => call.cancelled().await,
+        None => std::future::pending().await,
     }
 }
 

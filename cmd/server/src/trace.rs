@@ -1,7 +1,9 @@
 //! W3C Trace Context (<https://www.w3.org/TR/trace-context/>) of a caller: taken from the request, carried to the agent,
-//! named in the audit line.
+//! named in the audit line. With an exporter of spans, a call's own spans stand in between.
 
+use cli_mcp_serving::otlp;
 use http::{HeaderMap, HeaderName, HeaderValue};
+use tracing::Span;
 
 const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 const TRACESTATE: HeaderName = HeaderName::from_static("tracestate");
@@ -41,6 +43,23 @@ impl TraceContext {
         self.parent.is_none()
     }
 
+    /// Makes a call's span a child of the caller's, and continues from there. Without an exporter the caller's own trace
+    /// goes on as it came.
+    #[must_use]
+    pub fn enter(self, span: &Span) -> Self {
+        otlp::adopt(span, text(self.parent.as_ref()), text(self.state.as_ref()));
+        self.continued(span)
+    }
+
+    /// The trace as who is called within `span` should see it.
+    #[must_use]
+    pub fn continued(self, span: &Span) -> Self {
+        match otlp::context(span) {
+            Some((parent, state)) => Self::new(Some(&parent), state.as_deref()),
+            None => self,
+        }
+    }
+
     /// Adds the headers to a request.
     pub fn apply(&self, headers: &mut HeaderMap) {
         for (name, value) in [(TRACEPARENT, &self.parent), (TRACESTATE, &self.state)] {
@@ -55,6 +74,10 @@ impl TraceContext {
     pub fn trace_id(&self) -> Option<&str> {
         self.parent.as_ref()?.to_str().ok()?.split('-').nth(1)
     }
+}
+
+fn text(value: Option<&HeaderValue>) -> Option<&str> {
+    value.and_then(|value| value.to_str().ok())
 }
 
 fn is_traceparent(text: &str) -> bool {

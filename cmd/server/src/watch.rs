@@ -7,7 +7,7 @@ use std::time::Duration;
 use cli_mcp_api::labels;
 use futures::{FutureExt, StreamExt};
 use k8s_openapi::NamespaceResourceScope;
-use k8s_openapi::api::core::v1::ConfigMap;
+use k8s_openapi::api::core::v1::{ConfigMap, Pod};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use kube::runtime::WatchStreamExt;
@@ -19,9 +19,11 @@ use tokio_util::sync::CancellationToken;
 
 use crate::activity::Activity;
 use crate::agent::AgentClient;
+use crate::cancellation::{CallKey, RunningCalls};
 use crate::cluster::Cluster;
 use crate::config::settings::GateNames;
 use crate::gate::{self, Closed, Snapshot};
+use crate::store::Sandbox;
 use crate::store::cache::SandboxCache;
 
 /// Label of an EndpointSlice that names its Service.
@@ -36,6 +38,7 @@ pub async fn sandboxes(
     cache: Arc<SandboxCache>,
     agent: AgentClient,
     activity: Activity,
+    calls: RunningCalls,
     shutdown: CancellationToken,
 ) {
     let config = watcher::Config::default().labels(&cluster.selector());
@@ -48,7 +51,11 @@ pub async fn sandboxes(
         match event {
             Ok(event) => {
                 troubled = false;
+                let cancelled = newly_cancelled(&cache, &event);
                 cache.apply(&event);
+                if let Some(call) = cancelled {
+                    calls.cancel(&call);
+                }
                 if matches!(event, Event::Delete(_) | Event::InitDone) {
                     let living = cache.read(|store| store.uids());
                     agent.retain(|uid| living.contains(uid));
@@ -62,6 +69,17 @@ pub async fn sandboxes(
             Err(error) => tracing::debug!(%error, "Watching the sandboxes still fails"),
         }
     }
+}
+
+/// The call that another replica was told to stop. What stood there before a call began is not about that call.
+fn newly_cancelled(cache: &SandboxCache, event: &Event<Pod>) -> Option<CallKey> {
+    let Event::Apply(pod) = event else { return None };
+    let sandbox = Sandbox::from_pod(pod)?;
+    let told = sandbox.cancelled?;
+    let known = cache.read(|store| store.get(&sandbox.name).and_then(|known| known.cancelled.clone()));
+    (known.as_ref() != Some(&told))
+        .then(|| CallKey::from_annotation(&told))
+        .flatten()
 }
 
 /// What the gate looks at, fed by watches.

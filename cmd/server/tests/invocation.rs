@@ -213,3 +213,20 @@ fn help_version_and_completion_go_to_stdout() {
         assert!(String::from_utf8_lossy(&output.stdout).contains(expected), "{flag}");
     }
 }
+
+#[test]
+fn a_collector_that_cannot_be_served_is_named() {
+    let files = Files::new();
+    let mut args = required(&files.path("key"));
+    args.push("--kubeconfig-secret=kc".to_owned());
+    let endpoint = ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9");
+    let missing = files.path("missing").display().to_string();
+    for (name, value, remedy) in [
+        ("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc", "http/protobuf"),
+        ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "http/json", "http/protobuf"),
+        ("OTEL_EXPORTER_OTLP_CERTIFICATE", missing.as_str(), "missing"),
+    ] {
+        let text = refused(&run(&args, &[endpoint, (name, value)]), name);
+        assert!(text.contains(remedy) && text.contains("OTEL_EXPORTER_OTLP_"), "{text}");
+    }
+}

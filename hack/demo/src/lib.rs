@@ -1,4 +1,3 @@
-//! A small MCP client for one session of an instance, on the unmodified SDK: the demo prints with it, the end-to-end
-//! tests assert with it.
+//! The client that the demo talks with, for the end-to-end tests too.
 
-pub mod session;
+pub use cli_mcp_client::session;

@@ -7,6 +7,8 @@ pub mod exit;
 pub mod listener;
 pub mod logging;
 pub mod metrics;
+#[cfg(feature = "otlp")]
+pub mod otlp;
 pub mod probes;
 pub mod shutdown;
 #[cfg(feature = "tls")]

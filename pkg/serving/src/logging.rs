@@ -2,8 +2,10 @@
 
 use std::io::IsTerminal;
 
-use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt::writer::BoxMakeWriter;
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
+use tracing_subscriber::{EnvFilter, Layer, Registry};
 
 /// Where log lines go. A program that speaks a protocol on stdout logs to stderr.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,21 +23,23 @@ const DEFAULT: &str = "info,rmcp=warn";
 ///
 /// A second call does nothing: the first subscriber stays.
 pub fn init(stream: Stream) {
+    init_with(stream, None);
+}
+
+/// The same, beside a layer that takes spans elsewhere.
+pub fn init_with(stream: Stream, spans: Option<Box<dyn Layer<Registry> + Send + Sync>>) {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(DEFAULT));
     let (writer, terminal) = match stream {
         Stream::Stdout => (BoxMakeWriter::new(std::io::stdout), std::io::stdout().is_terminal()),
         Stream::Stderr => (BoxMakeWriter::new(std::io::stderr), std::io::stderr().is_terminal()),
     };
-    let builder = tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(writer)
-        .with_ansi(terminal);
-    let installed = if terminal {
-        builder.try_init()
+    let lines = tracing_subscriber::fmt::layer().with_writer(writer).with_ansi(terminal);
+    let lines = if terminal {
+        lines.with_filter(filter).boxed()
     } else {
-        builder.json().flatten_event(true).try_init()
+        lines.json().flatten_event(true).with_filter(filter).boxed()
     };
-    if let Err(error) = installed {
+    if let Err(error) = tracing_subscriber::registry().with(spans).with(lines).try_init() {
         tracing::debug!(%error, "A log subscriber is already installed");
     }
 }

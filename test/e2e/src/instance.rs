@@ -22,8 +22,8 @@ pub struct Instance {
     _files: tempfile::TempDir,
 }
 
-/// A running `kubectl port-forward`.
-struct Forward(Child);
+/// A running `kubectl port-forward`; dropping it ends it.
+pub struct Forward(Child);
 
 impl Drop for Forward {
     fn drop(&mut self) {
@@ -86,7 +86,7 @@ impl Instance {
             &format!("cli-mcp-{name}-client"),
             "--duration=1h",
         ])?;
-        let (forward, port) = Forward::start(namespace, name)?;
+        let (forward, port) = Forward::start(namespace, &format!("service/cli-mcp-{name}"))?;
         let endpoint = Endpoint {
             base_url: format!("https://localhost:{port}"),
             ca_pem: Some(std::fs::read(&ca_file)?),
@@ -99,6 +99,18 @@ impl Instance {
             _forward: forward,
             _files: files,
         })
+    }
+
+    /// Finds the way to the server anew: a port-forward ends with the pod that it leads to.
+    ///
+    /// # Errors
+    ///
+    /// When kubectl does not forward.
+    pub fn reconnect(&mut self) -> Result<()> {
+        let (forward, port) = Forward::start(&self.namespace, &format!("service/cli-mcp-{}", self.name))?;
+        self.endpoint.base_url = format!("https://localhost:{port}");
+        self._forward = forward;
+        Ok(())
     }
 
     /// Connects a session of this instance, and waits until its sandbox runs commands: a busy machine may take longer to
@@ -145,15 +157,14 @@ pub fn wait_ready(namespace: &str, name: &str) -> Result<()> {
 }
 
 impl Forward {
-    fn start(namespace: &str, name: &str) -> Result<(Self, u16)> {
+    /// Forwards a free local port to port 8443 of `kind/name`.
+    ///
+    /// # Errors
+    ///
+    /// When kubectl cannot be started or does not forward.
+    pub fn start(namespace: &str, target: &str) -> Result<(Self, u16)> {
         let mut child = Command::new("kubectl")
-            .args([
-                "-n",
-                namespace,
-                "port-forward",
-                &format!("service/cli-mcp-{name}"),
-                ":8443",
-            ])
+            .args(["-n", namespace, "port-forward", target, ":8443"])
             .stdout(Stdio::piped())
             // It prints an error for each connection that a client closes.
             .stderr(Stdio::null())

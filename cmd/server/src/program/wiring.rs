@@ -23,6 +23,7 @@ use crate::agent::dial::Dialer;
 use crate::allocation::Allocator;
 use crate::audit::{Audit, Destination};
 use crate::call::Runner;
+use crate::cancellation::{Canceller, RunningCalls};
 use crate::cluster::Cluster;
 use crate::config::Authorization;
 use crate::config::settings::{HttpSettings, Settings, Transport};
@@ -36,6 +37,9 @@ use crate::watch::{self, Gate};
 
 /// How long new connections are still taken after SIGTERM: endpoints and load balancers learn of it later than the pod.
 const LAME_DUCK: Duration = Duration::from_secs(3);
+
+/// How long before connections are cut the calls that still run are stopped, so that their clients learn of it.
+const LAST_WORDS: Duration = Duration::from_secs(1);
 
 /// Runs until SIGTERM, SIGINT or, over stdio, the client's end.
 pub(super) async fn serve(prepared: Prepared) -> anyhow::Result<()> {
@@ -83,11 +87,13 @@ pub(super) async fn serve(prepared: Prepared) -> anyhow::Result<()> {
                 health,
                 registry,
                 hosts: hosts.context("no host policy")?,
+                canceller: Canceller::new(parts.calls.clone(), parts.cluster.clone(), parts.cache.clone()),
             };
             let served = Served {
                 router: router(surface, guard),
                 certificate,
                 drain: settings.drain_timeout,
+                stop,
             };
             served.run(http, stopping, &ended).await
         }
@@ -128,6 +134,7 @@ struct Parts {
     activity: Activity,
     allocator: Arc<Allocator>,
     telemetry: Telemetry,
+    calls: RunningCalls,
 }
 
 impl Parts {
@@ -162,11 +169,13 @@ impl Parts {
             settings.max_sessions,
             telemetry.clone(),
         ));
+        let calls = RunningCalls::default();
         tokio::spawn(watch::sandboxes(
             cluster.clone(),
             cache.clone(),
             agent.clone(),
             activity.clone(),
+            calls.clone(),
             ended.clone(),
         ));
         Self {
@@ -176,6 +185,7 @@ impl Parts {
             activity,
             allocator,
             telemetry,
+            calls,
         }
     }
 
@@ -196,7 +206,7 @@ impl Parts {
             self.telemetry.clone(),
         );
         let audit = Audit::new(settings.audit_commands, audit);
-        BashServer::new(runner, audit, self.telemetry.clone(), session, stop)
+        BashServer::new(runner, audit, self.telemetry.clone(), session, stop, self.calls.clone())
     }
 }
 
@@ -254,6 +264,8 @@ struct Served {
     router: axum::Router,
     certificate: Option<Arc<Certificate>>,
     drain: Duration,
+    /// Cancelled shortly before connections are cut: what still runs ends with an error of its own.
+    stop: CancellationToken,
 }
 
 impl Served {
@@ -276,10 +288,13 @@ impl Served {
             LAME_DUCK
         };
         let closing = close.clone();
+        let (drain, stop) = (self.drain, self.stop.clone());
         tokio::spawn(async move {
             stopping.cancelled().await;
             tokio::time::sleep(lame_duck).await;
             closing.cancel();
+            tokio::time::sleep(drain.saturating_sub(LAST_WORDS)).await;
+            stop.cancel();
         });
         match self.certificate {
             None => listener::serve(listener, Plain, self.router, Limits::default(), close, self.drain).await,

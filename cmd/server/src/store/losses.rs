@@ -26,6 +26,10 @@ impl Losses {
         }
     }
 
+    pub(super) fn get(&self, session: &SessionId) -> Option<&String> {
+        self.reasons.get(session)
+    }
+
     pub(super) fn take(&mut self, session: &SessionId) -> Option<String> {
         let reason = self.reasons.remove(session)?;
         self.order.retain(|other| other != session);

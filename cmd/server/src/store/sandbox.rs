@@ -7,10 +7,15 @@ use cli_mcp_sandbox::pod;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{ContainerStatus, Pod, PodStatus};
 
+use crate::cancellation::CANCELLED_ANNOTATION;
 use crate::session::SessionId;
 
 /// Annotation on a sandbox that is deleted on purpose, so that no replica reports its end as a loss.
 pub const ENDED_ANNOTATION: &str = "cli-mcp.redhat.com/ended";
+
+/// Annotation on a sandbox that was made because the session lost its earlier one: why. It stands until a result has told
+/// the client, whichever replica that comes from.
+pub const REPLACES_ANNOTATION: &str = "cli-mcp.redhat.com/replaces";
 
 /// Where a sandbox is in its life.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -48,6 +53,10 @@ pub struct Sandbox {
     pub ready: bool,
     /// Whether its end was asked for by a client or by the server itself.
     pub ended: bool,
+    /// Why the session lost its earlier sandbox, until its client was told.
+    pub replaces: Option<String>,
+    /// The call that its client cancelled last, as [`CANCELLED_ANNOTATION`] says.
+    pub cancelled: Option<String>,
 }
 
 impl Sandbox {
@@ -91,6 +100,8 @@ impl Sandbox {
             phase: phase(metadata.deletion_timestamp.as_ref().map(|time| time.0), &status),
             ready: condition(&status, "Ready"),
             ended: annotation(ENDED_ANNOTATION).is_some(),
+            replaces: annotation(REPLACES_ANNOTATION),
+            cancelled: annotation(CANCELLED_ANNOTATION),
             name,
         })
     }

@@ -176,3 +176,81 @@ async fn a_call_in_progress_ends_before_the_server_does() {
     drop(client);
     assert_eq!(server.wait().await.code(), Some(0));
 }
+
+#[tokio::test]
+async fn a_cancel_in_a_request_of_its_own_stops_the_command_on_any_replica() {
+    let cluster = Cluster::start().await;
+    let mut serving = Server::start(&cluster, &[LOCAL]).await;
+    let other = Server::start(&cluster, &[LOCAL]).await;
+    let client = serving.client("s1").await;
+    let bystander = serving.client("s2").await;
+    bash(&client, "echo").await;
+    serving.audit().await;
+    other.knows_sessions(1).await;
+    let post = |url: String, body: Value| {
+        http()
+            .post(url)
+            .header("accept", "application/json, text/event-stream")
+            .header("x-session-id", "s1")
+            .json(&body)
+            .send()
+    };
+    for (round, through) in [serving.url.clone(), other.url.clone()].into_iter().enumerate() {
+        let call = json!({"jsonrpc": "2.0", "id": 77, "method": "tools/call", "params": {"name": "bash", "arguments": {"command": "hang"}}});
+        let sent = post(serving.url.clone(), call);
+        // The head of an answer comes at once, the result with its end.
+        let call = tokio::spawn(async move { sent.await.unwrap().text().await.unwrap() });
+        eventually("the command runs", || {
+            cluster
+                .ran_anywhere()
+                .iter()
+                .filter(|command| *command == "hang")
+                .count()
+                == round + 1
+        })
+        .await;
+        // Another call of the client is not meant, nor one of another session.
+        let cancel = |id: u64| json!({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": id, "reason": "enough"}});
+        let accepted = post(through.clone(), cancel(78)).await.unwrap();
+        assert_eq!(accepted.status(), http::StatusCode::ACCEPTED);
+        assert_eq!(structured(&bash(&bystander, "echo").await)["exit_code"], 0);
+        assert!(!call.is_finished());
+        serving.audit().await;
+
+        post(through, cancel(77)).await.unwrap();
+        assert_eq!(serving.audit().await["outcome"], "cancelled");
+        assert!(call.await.unwrap().contains("Cancelled"));
+        assert_eq!(
+            structured(&bash(&client, "stopped").await)["stdout"],
+            vec!["hang"; round + 1].join(",")
+        );
+        serving.audit().await;
+    }
+}
+
+#[tokio::test]
+async fn a_call_that_outlives_the_drain_ends_with_an_error_that_says_so() {
+    let cluster = Cluster::start().await;
+    let mut server = Server::start(&cluster, &[LOCAL, "--drain-timeout=1100ms"]).await;
+    let client = server.client("s1").await;
+    bash(&client, "echo").await;
+    let peer = client.peer().clone();
+    let arguments = json!({"command": "hang"}).as_object().unwrap().clone();
+    let call = tokio::spawn(async move {
+        peer.call_tool(rmcp::model::CallToolRequestParams::new("bash").with_arguments(arguments))
+            .await
+    });
+    eventually("the command runs", || {
+        cluster.ran_anywhere().contains(&"hang".to_owned())
+    })
+    .await;
+    let killed = std::process::Command::new("kill")
+        .arg(server.pid().to_string())
+        .status()
+        .unwrap();
+    assert!(killed.success());
+    let text = refusal(&call.await.unwrap().unwrap());
+    assert!(text.contains("shutting down") && text.contains("ran in part"), "{text}");
+    drop(client);
+    assert_eq!(server.wait().await.code(), Some(0));
+}

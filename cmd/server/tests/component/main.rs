@@ -9,7 +9,10 @@
 
 mod access;
 mod calls;
+mod clients;
 mod gate;
+mod hostile;
 mod sessions;
 mod stdio;
 mod support;
+mod tracing;

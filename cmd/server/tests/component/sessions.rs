@@ -291,3 +291,121 @@ async fn activity_is_written_once_for_many_calls() {
         .count();
     assert_eq!(patches, 1, "the claim writes it, and the next is due in 15 s");
 }
+
+#[tokio::test]
+async fn a_reset_is_told_by_the_first_result_whichever_replica_gives_it() {
+    let cluster = Cluster::start().await;
+    let servers = [
+        Server::start(&cluster, &[LOCAL]).await,
+        Server::start(&cluster, &[LOCAL]).await,
+    ];
+    let (first, second) = (servers[0].client("s1").await, servers[1].client("s1").await);
+    bash(&first, "echo").await;
+    let pod = cluster.pods_of("s1")[0]["metadata"]["name"]
+        .as_str()
+        .unwrap()
+        .to_owned();
+    cluster.evict(&pod);
+    servers[0].knows_sessions(0).await;
+    // This call makes the next sandbox, and has no result.
+    assert!(refusal(&bash(&first, "busy").await).contains("busy"));
+    servers[1].knows_sessions(1).await;
+    let result = structured(&bash(&second, "echo").await);
+    assert!(
+        result["session_reset"].as_str().unwrap().contains("Evicted"),
+        "{result:?}"
+    );
+    assert!(!structured(&bash(&second, "echo").await).contains_key("session_reset"));
+    eventually("the note is gone", || {
+        cluster.pods_of("s1")[0]["metadata"]["annotations"]["cli-mcp.redhat.com/replaces"].is_null()
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_loss_is_not_forgotten_while_there_is_no_room_for_the_next_sandbox() {
+    let cluster = Cluster::start().await;
+    let server = Server::start(&cluster, &[LOCAL, "--max-sessions=1"]).await;
+    let (lost, other) = (server.client("s1").await, server.client("s2").await);
+    bash(&lost, "echo").await;
+    let pod = cluster.pods_of("s1")[0]["metadata"]["name"]
+        .as_str()
+        .unwrap()
+        .to_owned();
+    cluster.evict(&pod);
+    server.knows_sessions(0).await;
+    structured(&bash(&other, "echo").await);
+    assert!(refusal(&bash(&lost, "echo").await).starts_with("At capacity"));
+    http()
+        .delete(format!("{}/sessions/s2", server.base))
+        .send()
+        .await
+        .unwrap();
+    server.knows_sessions(0).await;
+    let result = structured(&bash(&lost, "echo").await);
+    assert!(
+        result["session_reset"].as_str().unwrap().contains("Evicted"),
+        "{result:?}"
+    );
+}
+
+/// Gives a pod a session's label, as a claim does, and nothing more.
+fn label(cluster: &Cluster, pod: &serde_json::Value, session: &str) {
+    let mut pod = pod.clone();
+    pod["metadata"]["labels"]["cli-mcp.redhat.com/session-id"] = json!(session);
+    cluster.put("pods", pod);
+}
+
+#[tokio::test]
+async fn a_claim_that_a_dead_replica_left_half_done_is_finished() {
+    let cluster = Cluster::start().await;
+    let server = Server::start(&cluster, &[LOCAL]).await;
+    let hash = spec_hash(&cluster, &server).await;
+    fill_pool(&cluster, &hash, 1);
+    eventually("the pool is ready", || ready(&cluster) == 1).await;
+    label(&cluster, &cluster.pods()[0], "s1");
+    server.knows_sessions(1).await;
+    let client = server.client("s1").await;
+    assert_eq!(structured(&bash(&client, "echo on").await)["stdout"], "on\n");
+    assert_eq!(cluster.pods().len(), 1);
+}
+
+#[tokio::test]
+async fn a_pool_pod_that_does_not_take_its_session_is_removed() {
+    let cluster = Cluster::start().await;
+    let server = Server::start(&cluster, &[LOCAL]).await;
+    let hash = spec_hash(&cluster, &server).await;
+    let other = HmacKey::new(&[8; 32]).unwrap().assign_token("cli-mcp-demo-pool-0");
+    cluster.add_pool_pod("cli-mcp-demo-pool-0", &hash, &other.digest().to_hex());
+    eventually("the pool is ready", || ready(&cluster) == 1).await;
+    let client = server.client("s1").await;
+    let text = refusal(&bash(&client, "echo").await);
+    assert!(
+        text.contains("taken from the pool") && text.contains("was not run"),
+        "{text}"
+    );
+    assert_eq!(structured(&bash(&client, "echo on").await)["stdout"], "on\n");
+    eventually("the useless pod is gone", || cluster.pods().len() == 1).await;
+}
+
+#[tokio::test]
+async fn a_sandbox_of_another_key_says_how_to_go_on() {
+    let cluster = Cluster::start().await;
+    let server = Server::start(&cluster, &[LOCAL]).await;
+    bash(&server.client("s1").await, "echo").await;
+    // Its token is that of s1.
+    label(&cluster, &cluster.pods()[0], "s2");
+    let server = Server::start(&cluster, &[LOCAL]).await;
+    let client = server.client("s2").await;
+    let text = refusal(&bash(&client, "echo").await);
+    assert!(
+        text.contains("another key") && text.contains("DELETE /sessions/"),
+        "{text}"
+    );
+    http()
+        .delete(format!("{}/sessions/s2", server.base))
+        .send()
+        .await
+        .unwrap();
+    assert_eq!(structured(&bash(&client, "echo on").await)["stdout"], "on\n");
+}

@@ -13,6 +13,9 @@ use http::{HeaderMap, StatusCode, header};
 use serde_json::{Value, json};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
+/// Output that a terminal, a line or a JSON parser would stumble over.
+pub(crate) const HOSTILE: &str = "\u{1b}[2J\u{1b}]0;title\u{7}\r\u{0}\u{8}\u{fffd}\u{202e}\u{2028}\n\n{\"jsonrpc\":\"2.0\",\"id\":1,\"result\":{}}\ndata: x\n\nevent: y\n";
+
 struct Shell {
     session: Mutex<Option<TokenDigest>>,
     assign: Option<TokenDigest>,
@@ -140,6 +143,19 @@ async fn exec(State(shell): State<Arc<Shell>>, headers: HeaderMap, Json(body): J
             shell.dead.cancel();
             let broken = futures::stream::once(async { Err::<String, _>(std::io::Error::other("killed")) });
             return Response::new(Body::from_stream(broken));
+        }
+        "raw" => result(HOSTILE, 0),
+        "big" => result(&"0123456789abcde\n".repeat(rest.parse::<usize>().unwrap() / 16), 0),
+        // What an image of somebody's own may answer.
+        "garbage" => {
+            running.2 = true;
+            let body: &'static [u8] = match rest {
+                "bytes" => b"{\"stdout\":\"\xff\xfe\",\"stderr\":\"\",\"exit_code\":0,\"duration_ms\":1}",
+                "nothing" => b"",
+                "types" => b"{\"stdout\":7,\"stderr\":[],\"exit_code\":\"0\",\"duration_ms\":1}",
+                _ => b"<html>",
+            };
+            return ([(header::CONTENT_TYPE, "application/json")], body).into_response();
         }
         "hang" => {
             std::future::pending::<()>().await;

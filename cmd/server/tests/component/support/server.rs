@@ -46,12 +46,18 @@ pub(crate) const LOCAL: &str = "--kubeconfig-secret=kc";
 
 impl Server {
     pub(crate) async fn start(cluster: &Cluster, more: &[&str]) -> Self {
+        Self::start_in(cluster, more, &[]).await
+    }
+
+    /// The same with more environment variables.
+    pub(crate) async fn start_in(cluster: &Cluster, more: &[&str], environment: &[(&str, &str)]) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let mut args = flags(&dir, cluster);
         args.extend(["--transport=http", "--stateless", "--address=127.0.0.1:0"].map(str::to_owned));
         args.extend(more.iter().map(|flag| (*flag).to_owned()));
         let mut child = Command::new(env!("CARGO_BIN_EXE_server"))
             .args(args)
+            .envs(environment.iter().copied())
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .kill_on_drop(true)

@@ -1,13 +1,17 @@
 //! One session over streamable HTTP: connect, call `bash`, delete.
 
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use rmcp::model::{CallToolRequestParams, JsonObject};
-use rmcp::service::{RoleClient, RunningService};
+use rmcp::model::{CallToolRequestParams, JsonObject, NotificationMetaObject, ProgressNotificationParam};
+use rmcp::service::{NotificationContext, RoleClient, RunningService};
 use rmcp::transport::StreamableHttpClientTransport;
 use rmcp::transport::streamable_http_client::StreamableHttpClientTransportConfig;
-use rmcp::{ServiceError, ServiceExt};
-use serde::Deserialize;
+use rmcp::{ClientHandler, ServiceError, ServiceExt};
+use serde::{Deserialize, Serialize};
+use tokio::sync::mpsc;
+
+use crate::stream::{Assembly, Chunk, STREAM_META, Stream};
 
 /// Where an instance is and who calls it.
 #[derive(Clone, Debug)]
@@ -54,7 +58,7 @@ pub enum SessionError {
 }
 
 /// What `bash` returned.
-#[derive(Clone, Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
 pub struct BashResult {
     /// Standard output of the command.
     #[serde(default)]
@@ -85,10 +89,41 @@ pub struct BashResult {
 
 /// A connected session.
 pub struct Session {
-    service: RunningService<RoleClient, ()>,
+    service: RunningService<RoleClient, Listener>,
     http: reqwest::Client,
     base_url: String,
     id: String,
+}
+
+/// Takes progress notifications for whom it may concern.
+#[derive(Clone, Default)]
+struct Listener {
+    chunks: Arc<Mutex<Option<mpsc::UnboundedSender<Chunk>>>>,
+}
+
+impl Listener {
+    fn set(&self, sender: Option<mpsc::UnboundedSender<Chunk>>) {
+        *self.chunks.lock().unwrap_or_else(PoisonError::into_inner) = sender;
+    }
+}
+
+impl ClientHandler for Listener {
+    async fn on_progress(&self, params: ProgressNotificationParam, context: NotificationContext<RoleClient>) {
+        let chunks = self.chunks.lock().unwrap_or_else(PoisonError::into_inner);
+        let (Some(sender), Some(text)) = (&*chunks, params.message) else {
+            return;
+        };
+        // The SDK (3.11) leaves the notification's `_meta` among the extensions, and `context.meta` empty.
+        let meta = context.extensions.get::<NotificationMetaObject>();
+        let stream = match meta.and_then(|meta| meta.0.0.get(STREAM_META)) {
+            Some(name) if name == "stderr" => Stream::Stderr,
+            _ => Stream::Stdout,
+        };
+        // A number of bytes: whole, and far below the 2^53 up to which an f64 is exact.
+        let end = params.progress as u64;
+        // The call that asked may have ended.
+        let _ = sender.send(Chunk { stream, text, end });
+    }
 }
 
 impl Endpoint {
@@ -98,6 +133,19 @@ impl Endpoint {
     ///
     /// When the CA is no PEM certificate or the token is not legal in a header.
     pub fn http_client(&self, session_id: Option<&str>) -> Result<reqwest::Client, SessionError> {
+        let mut builder = self.client_builder(session_id)?;
+        if let Some(pem) = &self.ca_pem {
+            builder = builder.tls_certs_only(reqwest::Certificate::from_pem_bundle(pem)?);
+        }
+        Ok(builder.build()?)
+    }
+
+    /// The same before it is decided which certificates to trust.
+    ///
+    /// # Errors
+    ///
+    /// When the token or the session id is not legal in a header.
+    pub fn client_builder(&self, session_id: Option<&str>) -> Result<reqwest::ClientBuilder, SessionError> {
         // ring is the one provider in this process: that it is installed already is no error.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let mut headers = reqwest::header::HeaderMap::new();
@@ -110,15 +158,11 @@ impl Endpoint {
         if let Some(id) = session_id {
             headers.insert("x-session-id", id.parse().map_err(illegal)?);
         }
-        let mut builder = reqwest::Client::builder()
+        Ok(reqwest::Client::builder()
             .default_headers(headers)
             .connect_timeout(Duration::from_secs(10))
             .timeout(Duration::from_secs(400))
-            .no_proxy();
-        if let Some(pem) = &self.ca_pem {
-            builder = builder.tls_certs_only(reqwest::Certificate::from_pem_bundle(pem)?);
-        }
-        Ok(builder.build()?)
+            .no_proxy())
     }
 
     /// Connects a session.
@@ -127,24 +171,35 @@ impl Endpoint {
     ///
     /// When the endpoint cannot be reached, or refuses the handshake.
     pub async fn connect(&self, session_id: &str) -> Result<Session, SessionError> {
-        let http = self.http_client(Some(session_id))?;
-        let url = format!("{}/mcp", self.base_url);
-        let config = StreamableHttpClientTransportConfig::with_uri(url.clone());
-        let transport = StreamableHttpClientTransport::with_client(http.clone(), config);
-        let service = ().serve(transport).await.map_err(|source| SessionError::Connect {
-            url,
-            source: Box::new(source),
-        })?;
-        Ok(Session {
-            service,
-            http,
-            base_url: self.base_url.clone(),
-            id: session_id.to_owned(),
-        })
+        Session::open(self.http_client(Some(session_id))?, &self.base_url, session_id).await
     }
 }
 
 impl Session {
+    /// Connects a session with a client that sends its headers.
+    ///
+    /// # Errors
+    ///
+    /// When the endpoint cannot be reached, or refuses the handshake.
+    pub async fn open(http: reqwest::Client, base_url: &str, session_id: &str) -> Result<Self, SessionError> {
+        let url = format!("{base_url}/mcp");
+        let config = StreamableHttpClientTransportConfig::with_uri(url.clone());
+        let transport = StreamableHttpClientTransport::with_client(http.clone(), config);
+        let service = Listener::default()
+            .serve(transport)
+            .await
+            .map_err(|source| SessionError::Connect {
+                url,
+                source: Box::new(source),
+            })?;
+        Ok(Self {
+            service,
+            http,
+            base_url: base_url.to_owned(),
+            id: session_id.to_owned(),
+        })
+    }
+
     /// The names of the tools that the server lists.
     ///
     /// # Errors
@@ -195,6 +250,42 @@ impl Session {
             is_error: reply.is_error.unwrap_or(false),
             ..structured
         })
+    }
+
+    /// Calls `bash` with these arguments, and shows its output as it arrives: all of it, each byte once. One call of a
+    /// session at a time can be followed.
+    ///
+    /// # Errors
+    ///
+    /// When the call ends as a protocol error, or its content does not follow the tool's output schema.
+    pub async fn follow(
+        &self,
+        arguments: serde_json::Value,
+        mut show: impl FnMut(Stream, &str),
+    ) -> Result<BashResult, SessionError> {
+        let (sender, mut chunks) = mpsc::unbounded_channel();
+        self.service.service().set(Some(sender));
+        let mut assembly = Assembly::default();
+        let call = self.call(arguments);
+        tokio::pin!(call);
+        let result = loop {
+            tokio::select! {
+                biased;
+                Some(chunk) = chunks.recv() => assembly.add(chunk, &mut show),
+                result = &mut call => break result,
+            }
+        };
+        self.service.service().set(None);
+        while let Ok(chunk) = chunks.try_recv() {
+            assembly.add(chunk, &mut show);
+        }
+        let result = result?;
+        for (stream, text) in assembly.rest(&result.stdout, &result.stderr) {
+            if !text.is_empty() {
+                show(stream, text);
+            }
+        }
+        Ok(result)
     }
 
     /// Ends the session and its sandbox. Returns the HTTP status: 204, also when nothing was left.

@@ -1,0 +1,77 @@
+//! `delete`: ends sessions through the server, as a client does.
+
+use serde::Serialize;
+
+use crate::cli::{DeleteArguments, Format, Place};
+use crate::connect::Server;
+use crate::error::{Error, Result};
+use crate::render;
+
+#[derive(Serialize)]
+struct Ended<'a> {
+    session: &'a str,
+    ended: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<String>,
+}
+
+/// Ends the sessions; each is tried.
+pub(crate) async fn run(place: &Place, arguments: &DeleteArguments) -> Result<()> {
+    let server = Server::of(place, &arguments.connection).await?;
+    let mut all = Vec::new();
+    for session in &arguments.sessions {
+        let (status, text) = server.end(session).await?;
+        all.push(outcome(session, status, &text));
+    }
+    match arguments.output.output {
+        Format::Json => render::print_json(&serde_json::json!({ "sessions": all }))?,
+        Format::Text => {
+            for ended in all.iter().filter(|ended| ended.ended) {
+                render::print(&format!("session {} ended\n", ended.session))?;
+            }
+        }
+    }
+    let failed: Vec<String> = all
+        .iter()
+        .filter_map(|ended| {
+            Some(format!(
+                "session {} was not ended: {}",
+                ended.session,
+                ended.error.as_ref()?
+            ))
+        })
+        .collect();
+    if failed.is_empty() {
+        Ok(())
+    } else {
+        Err(Error::Failed(failed.join("; ")))
+    }
+}
+
+/// 204 whether or not there was something to end; anything else is `{"error": …}`.
+fn outcome<'a>(session: &'a str, status: u16, body: &str) -> Ended<'a> {
+    let error = (status != 204).then(|| {
+        serde_json::from_str::<serde_json::Value>(body)
+            .ok()
+            .and_then(|body| Some(body.get("error")?.as_str()?.to_owned()))
+            .unwrap_or_else(|| format!("the server answered HTTP {status}"))
+    });
+    Ended {
+        session,
+        ended: error.is_none(),
+        error,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_servers_words_are_the_reason() {
+        assert!(outcome("s", 204, "").ended);
+        let said = outcome("s", 400, r#"{"error":"the session id must be"}"#);
+        assert_eq!(said.error.as_deref(), Some("the session id must be"));
+        assert!(outcome("s", 502, "<html>").error.unwrap().contains("502"));
+    }
+}

@@ -1,0 +1,63 @@
+//! Why a command of the plugin ends, and with which exit code.
+
+use std::process::ExitCode;
+
+use cli_mcp_client::session::SessionError;
+use cli_mcp_serving::exit;
+
+/// Exit code of `run` when the command has none: it did not run, or nothing is known of its end. What `env`, `timeout`
+/// and container engines use for a failure of their own.
+pub const NO_RESULT: u8 = 125;
+
+/// Why a command of the plugin did not do its work. No text holds a token.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The invocation cannot be served as it stands.
+    #[error("{0}")]
+    Invocation(String),
+    /// The API server refused or did not answer.
+    #[error("cannot {action}: {}", cli_mcp_controllers::error::text(source))]
+    Api {
+        /// What was being done.
+        action: String,
+        /// Why it failed.
+        #[source]
+        source: Box<kube::Error>,
+    },
+    /// The MCP server refused or did not answer.
+    #[error("{0}")]
+    Server(#[from] SessionError),
+    /// The tool answered with an error in place of a result: its sentence says what to do.
+    #[error("{0}")]
+    NoResult(String),
+    /// Something is not as it must be; the text says what to do.
+    #[error("{0}")]
+    Failed(String),
+    /// The result cannot be written.
+    #[error("cannot write the result: {0}")]
+    Output(#[from] std::io::Error),
+}
+
+/// Result of a command of the plugin.
+pub(crate) type Result<T, E = Error> = std::result::Result<T, E>;
+
+impl Error {
+    /// Names what was being done when the API server refused.
+    pub fn api(action: impl Into<String>) -> impl FnOnce(kube::Error) -> Self {
+        let action = action.into();
+        move |source| Self::Api {
+            action,
+            source: Box::new(source),
+        }
+    }
+
+    /// Says the error and gives the exit code.
+    pub(crate) fn report(&self) -> ExitCode {
+        match self {
+            Self::Invocation(_) => exit::refuse(self),
+            // A reader that closes the pipe, such as head, has read what it wants.
+            Self::Output(error) if error.kind() == std::io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
+            _ => exit::fail(self),
+        }
+    }
+}

@@ -1,0 +1,595 @@
+//! Measures the server on the development cluster against floors of the same run: the agent asked directly, a write to
+//! the API server, the start of a bare pod. Prints a table and one JSON line. To be run as root in the node, from where
+//! pods can be reached: `make bench-server`.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use cli_mcp_sandbox::token::HmacKey;
+use futures::StreamExt;
+use futures::stream::FuturesUnordered;
+use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::api::core::v1::{Pod, Secret};
+use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
+use kube::{Api, Client};
+use serde_json::{Value, json};
+use std::io::Write;
+
+const NAMESPACE: &str = "bench-server";
+const INSTANCE: &str = "bench";
+const OPERATOR: &str = "cli-mcp-operator-system";
+/// Pods of the pool, and so sessions that begin at [`CLAIM_PERIOD`].
+const POOL: usize = 24;
+const CLAIM_PERIOD: Duration = Duration::from_millis(50);
+const COLD_STARTS: usize = 5;
+const IDLE_SESSIONS: usize = 1000;
+const PATIENCE: Duration = Duration::from_secs(240);
+
+struct Row {
+    figure: &'static str,
+    value: f64,
+    unit: &'static str,
+    target: Option<f64>,
+}
+
+fn main() -> Result<()> {
+    let root = std::env::args()
+        .nth(1)
+        .map(PathBuf::from)
+        .context("give the folder of the repository; make bench-server does")?;
+    let runtime = tokio::runtime::Runtime::new()?;
+    runtime.block_on(async {
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let bench = Bench::set_up(&root).await?;
+        let mut rows = Vec::new();
+        bench.warm(&mut rows).await?;
+        bench.operator(0).await?;
+        let measured = async {
+            bench.claims(&mut rows).await?;
+            bench.cold(&mut rows).await?;
+            bench.idle_sessions(&mut rows).await
+        }
+        .await;
+        bench.operator(1).await?;
+        kubectl(&["delete", "namespace", NAMESPACE, "--wait=false"])?;
+        measured?;
+        print(&rows)
+    })
+}
+
+fn print(rows: &[Row]) -> Result<()> {
+    let mut out = std::io::stdout().lock();
+    for row in rows {
+        let verdict = match row.target {
+            Some(target) if row.value <= target => format!("<= {target} met"),
+            Some(target) => format!("<= {target} NOT MET"),
+            None => String::new(),
+        };
+        writeln!(out, "{:<72} {:>10.3} {:<4} {verdict}", row.figure, row.value, row.unit)?;
+    }
+    let json: serde_json::Map<String, Value> = rows
+        .iter()
+        .map(|row| {
+            (
+                row.figure.to_owned(),
+                json!({"value": row.value, "unit": row.unit, "target": row.target}),
+            )
+        })
+        .collect();
+    writeln!(out, "{}", Value::Object(json))?;
+    let missed = rows
+        .iter()
+        .any(|row| row.target.is_some_and(|target| row.value > target));
+    ensure!(!missed, "a figure is not met");
+    Ok(())
+}
+
+fn kubectl(args: &[&str]) -> Result<String> {
+    run(Command::new("kubectl").args(args))
+}
+
+fn run(command: &mut Command) -> Result<String> {
+    let output = command.output().with_context(|| format!("{command:?}"))?;
+    ensure!(
+        output.status.success(),
+        "{command:?}: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+fn percentile(samples: &[Duration], percent: usize) -> f64 {
+    let mut sorted = samples.to_vec();
+    sorted.sort_unstable();
+    let last = sorted.len().saturating_sub(1);
+    sorted
+        .get(last * percent / 100)
+        .map_or(f64::NAN, |sample| sample.as_secs_f64() * 1e3)
+}
+
+/// An instance, its server and its sandboxes, each reached at its pod's address.
+struct Bench {
+    pods: Api<Pod>,
+    deployments: Api<Deployment>,
+    key: HmacKey,
+    direct: reqwest::Client,
+    tls: reqwest::Client,
+    token: String,
+}
+
+impl Bench {
+    async fn set_up(root: &Path) -> Result<Self> {
+        kubectl(&["delete", "namespace", NAMESPACE, "--ignore-not-found", "--timeout=180s"])?;
+        kubectl(&["create", "namespace", NAMESPACE])?;
+        let ca = std::env::temp_dir().join("cli-mcp-bench-ca.crt");
+        let ca_path = ca.to_str().context("the temporary folder's path")?;
+        for (script, more) in [
+            ("investigation-kubeconfig.sh", &[][..]),
+            ("tls-secret.sh", &["--ca-out", ca_path][..]),
+        ] {
+            let script = root.join("hack").join(script);
+            run(Command::new(script)
+                .args(["--namespace", NAMESPACE, "--instance", INSTANCE])
+                .args(more))?;
+        }
+        let instance = std::env::temp_dir().join("cli-mcp-bench.json");
+        std::fs::write(
+            &instance,
+            json!({
+                "apiVersion": "cli-mcp.redhat.com/v1alpha1", "kind": "CliMcpInstance",
+                "metadata": {"name": INSTANCE, "namespace": NAMESPACE},
+                "spec": {
+                    "sandbox": {"warmPoolSize": POOL, "resources": {"requests": {"cpu": "10m", "memory": "16Mi"}}},
+                    "proxy": {"targets": [{"type": "kubernetes"}]},
+                },
+            })
+            .to_string(),
+        )?;
+        kubectl(&["apply", "-f", instance.to_str().context("the temporary folder's path")?])?;
+        let named = format!("climcpinstance/{INSTANCE}");
+        kubectl(&[
+            "-n",
+            NAMESPACE,
+            "wait",
+            "--for=condition=Ready",
+            &named,
+            "--timeout=240s",
+        ])?;
+        kubectl(&[
+            "-n",
+            NAMESPACE,
+            "wait",
+            "--for=condition=WarmPoolReady",
+            &named,
+            "--timeout=240s",
+        ])?;
+        let client_account = format!("cli-mcp-{INSTANCE}-client");
+        let token = kubectl(&["-n", NAMESPACE, "create", "token", &client_account])?
+            .trim()
+            .to_owned();
+
+        let client = Client::try_default().await?;
+        let secrets: Api<Secret> = Api::namespaced(client.clone(), NAMESPACE);
+        let secret = secrets.get(&format!("cli-mcp-{INSTANCE}-hmac")).await?;
+        let key = secret.data.and_then(|mut data| data.remove("key")).context("no key")?;
+        let pods: Api<Pod> = Api::namespaced(client.clone(), NAMESPACE);
+        let server = address(&first(&pods, "cli-mcp.redhat.com/component=server").await?)?;
+        let builder = || reqwest::Client::builder().no_proxy().tcp_nodelay(true);
+        Ok(Self {
+            pods,
+            deployments: Api::namespaced(client, OPERATOR),
+            key: HmacKey::new(&key.0).map_err(|error| anyhow::anyhow!("{error}"))?,
+            direct: builder().build()?,
+            tls: builder()
+                .tls_certs_only(reqwest::Certificate::from_pem_bundle(&std::fs::read(&ca)?)?)
+                .resolve("localhost", format!("{server}:8443").parse()?)
+                .build()?,
+            token,
+        })
+    }
+
+    /// With no operator nothing refills the pool, nor ends what is measured.
+    async fn operator(&self, replicas: u32) -> Result<()> {
+        let patch = json!({"spec": {"replicas": replicas}});
+        let name = "cli-mcp-operator-controller-manager";
+        self.deployments
+            .patch(name, &PatchParams::default(), &Patch::Merge(patch))
+            .await?;
+        if replicas == 0 {
+            kubectl(&[
+                "-n",
+                OPERATOR,
+                "wait",
+                "--for=delete",
+                "pod",
+                "-l",
+                "control-plane=controller-manager",
+                "--timeout=120s",
+            ])?;
+        }
+        Ok(())
+    }
+
+    /// A whole MCP call, as a client makes it; fails unless the command ran.
+    async fn call(&self, session: &str) -> Result<Duration> {
+        let body = json!({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "bash", "arguments": {"command": "true"}}});
+        let began = Instant::now();
+        let answer = self
+            .tls
+            .post("https://localhost:8443/mcp")
+            .bearer_auth(&self.token)
+            .header("x-session-id", session)
+            .header("accept", "application/json, text/event-stream")
+            .json(&body)
+            .send()
+            .await?
+            .text()
+            .await?;
+        let took = began.elapsed();
+        ensure!(answer.contains(r#""exit_code":0"#), "{session}: {answer}");
+        Ok(took)
+    }
+
+    async fn ask_agent(&self, session: &str, ip: &str) -> Result<Duration> {
+        let began = Instant::now();
+        let answer = self
+            .direct
+            .post(format!("http://{ip}:8090/exec"))
+            .bearer_auth(self.key.session_token(session).reveal())
+            .json(&json!({"command": "true"}))
+            .send()
+            .await?
+            .text()
+            .await?;
+        let took = began.elapsed();
+        ensure!(answer.contains(r#""exit_code":0"#), "{answer}");
+        Ok(took)
+    }
+
+    async fn live(&self) -> Result<Duration> {
+        let began = Instant::now();
+        self.tls.get("https://localhost:8443/live").send().await?.text().await?;
+        Ok(began.elapsed())
+    }
+
+    async fn warm(&self, rows: &mut Vec<Row>) -> Result<()> {
+        self.call("warm").await?;
+        let pod = first(&self.pods, "cli-mcp.redhat.com/session-id=warm").await?;
+        let ip = address(&pod)?;
+        let audit_log = std::env::var("DEVCLUSTER_AUDIT_LOG").context("DEVCLUSTER_AUDIT_LOG; run make bench-server")?;
+        let begin = std::fs::metadata(&audit_log)?.len();
+        let began = Instant::now();
+        let (mut calls, mut agent, mut live) = (Vec::new(), Vec::new(), Vec::new());
+        for round in 0..22 {
+            for _ in 0..50 {
+                let (call, direct, floor) = (
+                    self.call("warm").await?,
+                    self.ask_agent("warm", &ip).await?,
+                    self.live().await?,
+                );
+                if round > 1 {
+                    calls.push(call);
+                    agent.push(direct);
+                    live.push(floor);
+                }
+            }
+        }
+        let took = began.elapsed();
+        let requests = audited(&audit_log, begin)?;
+        let (calls_p50, agent_p50) = (percentile(&calls, 50), percentile(&agent, 50));
+        rows.extend([
+            row("floor: the agent asked directly, p50", agent_p50, "ms"),
+            row(
+                "floor: GET /live of the server over the same TLS, p50",
+                percentile(&live, 50),
+                "ms",
+            ),
+            row("a call of a warm session, p50", calls_p50, "ms"),
+            row("a call of a warm session, p99", percentile(&calls, 99), "ms"),
+            met(
+                "overhead of the server on a warm session, p50",
+                calls_p50 - agent_p50,
+                "ms",
+                1.0,
+            ),
+            row("calls measured", (22 * 50) as f64, ""),
+            row(
+                "requests to the API server in that time, but for reviews of the token",
+                requests.0 as f64,
+                "",
+            ),
+            // One at the start and one each 15 s.
+            met(
+                "of them other than the write of last-activity",
+                requests.1 as f64,
+                "",
+                0.0,
+            ),
+            met(
+                "writes of last-activity for each 15 s",
+                requests.0 as f64 / (took.as_secs_f64() / 15.0).ceil(),
+                "",
+                2.0,
+            ),
+        ]);
+        Ok(())
+    }
+
+    async fn claims(&self, rows: &mut Vec<Row>) -> Result<()> {
+        let name = first(&self.pods, "cli-mcp.redhat.com/session-id=warm").await?;
+        let name = name.metadata.name.context("a pod without name")?;
+        let mut writes = Vec::new();
+        for n in 0..20 {
+            let patch = json!({"metadata": {"annotations": {"bench": n.to_string()}}});
+            let began = Instant::now();
+            self.pods
+                .patch(&name, &PatchParams::default(), &Patch::Merge(patch))
+                .await?;
+            writes.push(began.elapsed());
+        }
+        let warm = unassigned(&self.pods).await?;
+        let sessions: Vec<String> = (0..warm).map(|n| format!("claim-{n}")).collect();
+        let mut calls = FuturesUnordered::new();
+        let mut beat = tokio::time::interval(CLAIM_PERIOD);
+        let mut samples = Vec::new();
+        for session in &sessions {
+            beat.tick().await;
+            calls.push(self.call(session));
+        }
+        while let Some(sample) = calls.next().await {
+            samples.push(sample?);
+        }
+        rows.extend([
+            row("floor: one write to the API server, p50", percentile(&writes, 50), "ms"),
+            row(
+                "sessions that began, 20 a second, each over a warm pod",
+                samples.len() as f64,
+                "",
+            ),
+            met(
+                "first call of a session over a warm pod, p50",
+                percentile(&samples, 50),
+                "ms",
+                60.0,
+            ),
+            met(
+                "first call of a session over a warm pod, p99",
+                percentile(&samples, 99),
+                "ms",
+                250.0,
+            ),
+        ]);
+        let all =
+            ListParams::default().labels("cli-mcp.redhat.com/component=sandbox,cli-mcp.redhat.com/session-id!=warm");
+        self.pods
+            .delete_collection(&DeleteParams::default().grace_period(0), &all)
+            .await?;
+        gone(&self.pods).await
+    }
+
+    async fn cold(&self, rows: &mut Vec<Row>) -> Result<()> {
+        let (mut calls, mut pods) = (Vec::new(), Vec::new());
+        for n in 0..COLD_STARTS {
+            let session = format!("cold-{n}");
+            calls.push(self.call(&session).await?);
+            let mut pod = first(&self.pods, &format!("cli-mcp.redhat.com/session-id={session}")).await?;
+            self.delete(&pod).await?;
+
+            // The same pod, of no session that anyone calls.
+            pod.metadata = kube::core::ObjectMeta {
+                name: Some(format!("bare-{n}")),
+                labels: pod.metadata.labels.map(|mut labels| {
+                    labels.insert("cli-mcp.redhat.com/session-id".to_owned(), format!("bare-{n}"));
+                    labels
+                }),
+                ..kube::core::ObjectMeta::default()
+            };
+            pod.status = None;
+            if let Some(spec) = &mut pod.spec {
+                spec.node_name = None;
+            }
+            let began = Instant::now();
+            self.pods.create(&PostParams::default(), &pod).await?;
+            answers(&self.pods, &format!("bare-{n}")).await?;
+            pods.push(began.elapsed());
+            self.delete(&pod).await?;
+        }
+        let (call, bare) = (percentile(&calls, 50), percentile(&pods, 50));
+        rows.extend([
+            row("floor: a bare pod from create until its port answers, p50", bare, "ms"),
+            row("first call of a session without a pool, p50", call, "ms"),
+            met(
+                "first call of a session without a pool over the pod's start, p50",
+                call - bare,
+                "ms",
+                150.0,
+            ),
+        ]);
+        Ok(())
+    }
+
+    async fn delete(&self, pod: &Pod) -> Result<()> {
+        let name = pod.metadata.name.as_deref().context("a pod without name")?;
+        self.pods.delete(name, &DeleteParams::default().grace_period(0)).await?;
+        gone(&self.pods).await
+    }
+
+    async fn idle_sessions(&self, rows: &mut Vec<Row>) -> Result<()> {
+        let before = resident()?;
+        let template = first(&self.pods, "cli-mcp.redhat.com/session-id=warm").await?;
+        let made = futures::stream::iter(0..IDLE_SESSIONS).map(|n| {
+            let mut pod = template.clone();
+            pod.metadata = kube::core::ObjectMeta {
+                name: Some(format!("idle-{n}")),
+                labels: pod.metadata.labels.map(|mut labels| {
+                    labels.insert("cli-mcp.redhat.com/session-id".to_owned(), format!("idle-{n}"));
+                    labels
+                }),
+                annotations: template.metadata.annotations.clone(),
+                ..kube::core::ObjectMeta::default()
+            };
+            if let Some(spec) = &mut pod.spec {
+                // Nobody starts it: what is measured is the server.
+                spec.scheduler_name = Some("none".to_owned());
+                spec.node_name = None;
+            }
+            let pods = self.pods.clone();
+            async move {
+                let name = format!("idle-{n}");
+                pods.create(&PostParams::default(), &pod).await?;
+                pods.patch_status(
+                    &name,
+                    &PatchParams::default(),
+                    &Patch::Merge(json!({"status": pod.status})),
+                )
+                .await?;
+                Ok::<_, kube::Error>(())
+            }
+        });
+        let made: Vec<_> = made.buffer_unordered(16).collect().await;
+        made.into_iter().collect::<Result<Vec<_>, _>>()?;
+        let metrics = async || -> Result<String> {
+            let request = self.tls.get("https://localhost:8443/metrics").bearer_auth(&self.token);
+            Ok(request.send().await?.text().await?)
+        };
+        let expected = format!("cli_mcp_server_sessions {}\n", IDLE_SESSIONS + 1);
+        eventually(async || Ok(metrics().await?.contains(&expected).then_some(())))
+            .await
+            .context("the server does not know of the idle sessions")?;
+        rows.extend([
+            row("resident memory of the server after the runs above", before, "MiB"),
+            met("resident memory with 1,000 idle sessions", resident()?, "MiB", 40.0),
+        ]);
+        Ok(())
+    }
+}
+
+fn row(figure: &'static str, value: f64, unit: &'static str) -> Row {
+    Row {
+        figure,
+        value,
+        unit,
+        target: None,
+    }
+}
+
+fn met(figure: &'static str, value: f64, unit: &'static str, target: f64) -> Row {
+    Row {
+        target: Some(target),
+        ..row(figure, value, unit)
+    }
+}
+
+async fn first(pods: &Api<Pod>, selector: &str) -> Result<Pod> {
+    let list = pods.list(&ListParams::default().labels(selector)).await?;
+    list.items
+        .into_iter()
+        .next()
+        .with_context(|| format!("no pod with {selector}"))
+}
+
+fn address(pod: &Pod) -> Result<String> {
+    pod.status
+        .as_ref()
+        .and_then(|status| status.pod_ip.clone())
+        .context("the pod has no address")
+}
+
+async fn unassigned(pods: &Api<Pod>) -> Result<usize> {
+    let pool = ListParams::default().labels("cli-mcp.redhat.com/component=sandbox,!cli-mcp.redhat.com/session-id");
+    let ready = |pod: &Pod| {
+        let conditions = pod.status.as_ref().and_then(|status| status.conditions.as_ref());
+        conditions
+            .into_iter()
+            .flatten()
+            .any(|condition| condition.type_ == "Ready" && condition.status == "True")
+    };
+    Ok(pods.list(&pool).await?.items.iter().filter(|pod| ready(pod)).count())
+}
+
+async fn eventually<T>(mut look: impl AsyncFnMut() -> Result<Option<T>>) -> Result<T> {
+    let began = Instant::now();
+    loop {
+        if let Some(found) = look().await? {
+            return Ok(found);
+        }
+        ensure!(began.elapsed() < PATIENCE, "it did not come to be");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+}
+
+/// Waits until there is no sandbox but the warm one.
+async fn gone(pods: &Api<Pod>) -> Result<()> {
+    let others =
+        ListParams::default().labels("cli-mcp.redhat.com/component=sandbox,cli-mcp.redhat.com/session-id!=warm");
+    eventually(async || Ok(pods.list(&others).await?.items.is_empty().then_some(()))).await
+}
+
+/// Waits, as closely as can be told, until a pod's agent takes connections.
+async fn answers(pods: &Api<Pod>, name: &str) -> Result<()> {
+    let began = Instant::now();
+    let ip = loop {
+        if let Some(ip) = pods.get(name).await?.status.and_then(|status| status.pod_ip) {
+            break ip;
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    };
+    while tokio::net::TcpStream::connect((ip.as_str(), 8090)).await.is_err() {
+        if began.elapsed() > PATIENCE {
+            bail!("{name} does not answer");
+        }
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+    Ok(())
+}
+
+/// Requests of the server's ServiceAccount that ended since the log had this length, but for reviews of tokens and the
+/// kubelet's probe of `/health`; and those of them that are no patch.
+fn audited(log: &str, since: u64) -> Result<(usize, usize)> {
+    use std::io::{BufRead, Seek};
+    let mut file = std::fs::File::open(log)?;
+    file.seek(std::io::SeekFrom::Start(since))?;
+    let user = format!("system:serviceaccount:{NAMESPACE}:cli-mcp-{INSTANCE}");
+    let (mut all, mut others) = (0, 0);
+    for line in std::io::BufReader::new(file).lines() {
+        let Ok(entry) = serde_json::from_str::<Value>(&line?) else {
+            continue;
+        };
+        let uri = entry["requestURI"].as_str().unwrap_or_default();
+        let review = uri.contains("reviews");
+        let probe = uri.contains("limit=1&") || uri.ends_with("limit=1");
+        if entry["user"]["username"] != user.as_str()
+            || entry["stage"] != "ResponseComplete"
+            || review
+            || probe
+            || entry["verb"] == "watch"
+        {
+            continue;
+        }
+        all += 1;
+        others += usize::from(entry["verb"] != "patch");
+    }
+    Ok((all, others))
+}
+
+/// Resident memory of the server, in MiB.
+fn resident() -> Result<f64> {
+    let wanted = format!("--instance-name={INSTANCE}");
+    for process in std::fs::read_dir("/proc")?.flatten() {
+        let line = std::fs::read(process.path().join("cmdline")).unwrap_or_default();
+        if !line
+            .split(|byte| *byte == 0)
+            .any(|argument| argument == wanted.as_bytes())
+        {
+            continue;
+        }
+        let status = std::fs::read_to_string(process.path().join("status"))?;
+        let kib = status
+            .lines()
+            .find_map(|line| line.strip_prefix("VmRSS:")?.trim().strip_suffix(" kB"));
+        return Ok(kib.context("no VmRSS")?.parse::<f64>()? / 1024.0);
+    }
+    bail!("the server's process is not in /proc: run this in the node")
+}

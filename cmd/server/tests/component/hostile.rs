@@ -1,0 +1,121 @@
+//! Data that someone made to do harm: session ids, output, answers of a sandbox that keeps no contract.
+
+use http::StatusCode;
+use serde_json::{Value, json};
+
+use crate::support::agent::HOSTILE;
+use crate::support::api::Cluster;
+use crate::support::server::{LOCAL, Server, bash, http, refusal, structured};
+
+#[tokio::test]
+async fn a_session_id_that_is_none_reaches_no_other_part() {
+    let cluster = Cluster::start().await;
+    let server = Server::start(&cluster, &[LOCAL]).await;
+    let long = "a".repeat(64);
+    for id in [
+        "..", "a/b", "a,b=c", "a b", "A", "a_b", "-a", "a-", "*", "' OR 1=1", &long,
+    ] {
+        let client = server.client(id).await;
+        let text = refusal(&bash(&client, "echo").await);
+        assert!(
+            text.contains("session id must be") && text.contains("not run"),
+            "{id}: {text}"
+        );
+    }
+    let before = cluster.requests().len();
+    for id in ["a%2fb", "a,b", "a%20b", "A", "a%00", "%ff", "..%2fpods", &long] {
+        let answer = http()
+            .delete(format!("{}/sessions/{id}", server.base))
+            .send()
+            .await
+            .unwrap();
+        assert_eq!(answer.status(), StatusCode::BAD_REQUEST, "{id}");
+        let body: Value = answer.json().await.unwrap();
+        assert!(body["error"].is_string(), "{id}: {body}");
+    }
+    let after = cluster.requests().split_off(before);
+    assert!(
+        after
+            .iter()
+            .all(|line| line.starts_with("GET") && line.contains("limit=1")),
+        "{after:?}"
+    );
+    assert!(cluster.pods().is_empty());
+}
+
+#[tokio::test]
+async fn output_arrives_as_it_is_and_breaks_no_line_of_audit_or_stream() {
+    let cluster = Cluster::start().await;
+    let mut server = Server::start(&cluster, &[LOCAL, "--audit-commands=full"]).await;
+    let client = server.client("s1").await;
+    assert_eq!(structured(&bash(&client, "raw").await)["stdout"], HOSTILE);
+    server.audit().await;
+
+    // Four times what an agent gives of a stream.
+    let big = structured(&bash(&client, "big 1048576").await);
+    assert_eq!(big["stdout"].as_str().unwrap().len(), 1 << 20);
+    assert_eq!(server.audit().await["stdout_bytes"], 1 << 20);
+
+    let command = "nonsense \u{1b}[31m\n{\"audit\":\"call\",\"outcome\":\"forged\"}\n";
+    bash(&client, command).await;
+    let line = server.audit().await;
+    assert_eq!(
+        (line["command"].as_str(), line["outcome"].as_str()),
+        (Some(command), Some("nonzero_exit"))
+    );
+}
+
+#[tokio::test]
+async fn an_agent_that_answers_nonsense_leaves_the_fate_open_and_the_session_usable() {
+    let cluster = Cluster::start().await;
+    let server = Server::start(&cluster, &[LOCAL]).await;
+    let client = server.client("s1").await;
+    for kind in ["bytes", "nothing", "types", "html"] {
+        let text = refusal(&bash(&client, &format!("garbage {kind}")).await);
+        assert!(
+            text.contains("may have run") && text.contains("not sent again"),
+            "{kind}: {text}"
+        );
+        assert_eq!(structured(&bash(&client, "echo on").await)["stdout"], "on\n", "{kind}");
+    }
+    let ran = cluster.ran_anywhere();
+    assert_eq!(
+        ran.iter().filter(|command| command.starts_with("garbage")).count(),
+        4,
+        "{ran:?}"
+    );
+}
+
+#[tokio::test]
+async fn requests_that_are_no_requests_are_answered_and_not_served() {
+    let cluster = Cluster::start().await;
+    let server = Server::start(&cluster, &[LOCAL]).await;
+    let post = |body: Vec<u8>| {
+        http()
+            .post(&server.url)
+            .header("accept", "application/json, text/event-stream")
+            .header("content-type", "application/json")
+            .header("x-session-id", "s1")
+            .body(body)
+            .send()
+    };
+    let deep = format!("{}{}", "[".repeat(100_000), "]".repeat(100_000));
+    let batch = json!([{"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "bash", "arguments": {"command": "echo"}}}]);
+    for body in [
+        b"".to_vec(),
+        b"\xff\xfe".to_vec(),
+        b"{".to_vec(),
+        deep.into_bytes(),
+        batch.to_string().into_bytes(),
+    ] {
+        let status = post(body.clone()).await.unwrap().status();
+        assert!(
+            status.is_client_error(),
+            "{status}: {:?}",
+            String::from_utf8_lossy(&body[..body.len().min(40)])
+        );
+    }
+    let huge = post(vec![b' '; 9 << 20]).await.unwrap();
+    assert_eq!(huge.status(), StatusCode::PAYLOAD_TOO_LARGE);
+    assert!(cluster.pods().is_empty());
+}

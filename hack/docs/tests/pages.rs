@@ -1,0 +1,177 @@
+//! Links, manifests and commands of the documentation: they lead somewhere, they are valid, they can be run.
+#![allow(clippy::unwrap_used, reason = "a test that cannot read what it tests has failed")]
+
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+use clap::Parser;
+use cli_mcp_api::v1alpha1::CliMcpInstance;
+use cli_mcp_docs::blocks::{self, Block};
+use cli_mcp_docs::{links, read, repository};
+use cli_mcp_kubectl_plugin::cli::Cli;
+
+/// Every page for people.
+fn pages() -> Vec<PathBuf> {
+    let repository = repository();
+    let mut pages = vec![repository.join("README.md"), repository.join("CHANGELOG.md")];
+    for folder in ["docs", "docs/adr", "docs/reference"] {
+        for entry in std::fs::read_dir(repository.join(folder)).unwrap() {
+            let path = entry.unwrap().path();
+            if path.extension().is_some_and(|extension| extension == "md") {
+                pages.push(path);
+            }
+        }
+    }
+    pages.sort();
+    pages
+}
+
+/// Blocks of the pages that are commands.
+fn commands() -> Vec<(PathBuf, Block)> {
+    let mut all = Vec::new();
+    for page in pages() {
+        for block in blocks::of(&read(&page).unwrap()) {
+            if matches!(block.info.as_str(), "sh" | "console") {
+                all.push((page.clone(), block));
+            }
+        }
+    }
+    assert!(all.len() > 20);
+    all
+}
+
+/// The command lines of a block: continued ones joined, without the prompt of `console` and without its output.
+fn lines(block: &Block) -> Vec<String> {
+    let joined = block.text.replace("\\\n", " ");
+    joined
+        .lines()
+        .filter_map(|line| match block.info.as_str() {
+            "console" => line.trim_start().strip_prefix("$ ").map(str::to_owned),
+            _ => Some(line.trim().to_owned()),
+        })
+        .collect()
+}
+
+#[test]
+fn links_lead_somewhere() {
+    let repository = repository();
+    let broken: Vec<String> = pages()
+        .iter()
+        .flat_map(|page| links::broken(&repository, page).unwrap())
+        .collect();
+    assert!(broken.is_empty(), "{}", broken.join("\n"));
+}
+
+#[test]
+fn commands_are_bash() {
+    for (page, block) in commands() {
+        let script = lines(&block).join("\n");
+        let mut bash = Command::new("bash")
+            .arg("-n")
+            .stdin(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        bash.stdin.take().unwrap().write_all(script.as_bytes()).unwrap();
+        let output = bash.wait_with_output().unwrap();
+        assert!(
+            output.status.success(),
+            "{} line {}: {}",
+            page.display(),
+            block.line,
+            String::from_utf8_lossy(&output.stderr)
+        );
+    }
+}
+
+#[test]
+fn make_targets_and_scripts_exist() {
+    let repository = repository();
+    let makefile = read(&repository.join("Makefile")).unwrap();
+    for (page, block) in commands() {
+        for line in lines(&block) {
+            let words: Vec<&str> = line.split_whitespace().collect();
+            if let ["make", rest @ ..] = words.as_slice() {
+                let targets = rest
+                    .iter()
+                    .take_while(|word| **word != "#")
+                    .filter(|word| !word.contains('='));
+                for target in targets {
+                    let named = makefile.lines().any(|rule| {
+                        rule.split_once(':')
+                            .is_some_and(|(names, _)| names.split_whitespace().any(|name| name == *target))
+                    });
+                    assert!(named, "{} line {}: no make target {target}", page.display(), block.line);
+                }
+            }
+            for word in words.iter().map(|word| word.trim_matches(['"', '$', '(', ')'])) {
+                if word.starts_with("hack/") || word.starts_with("config/") {
+                    assert!(
+                        repository.join(word).exists(),
+                        "{} line {}: {word} does not exist",
+                        page.display(),
+                        block.line
+                    );
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn commands_of_the_plugin_are_understood() {
+    let mut understood = 0;
+    for (page, block) in commands() {
+        for line in lines(&block) {
+            let Some(arguments) = line.strip_prefix("kubectl cli-mcp ") else {
+                continue;
+            };
+            // What follows the dashes is the command's own.
+            let own = arguments.split(" -- ").next().unwrap_or(arguments);
+            let mut words: Vec<&str> = own
+                .split_whitespace()
+                .take_while(|word| !word.starts_with(['#', '|', '>']))
+                .collect();
+            words.insert(0, "kubectl-cli_mcp");
+            if arguments.contains(" -- ") {
+                words.extend(["--", "true"]);
+            }
+            match Cli::try_parse_from(words) {
+                Err(error) if error.use_stderr() => panic!("{} line {}: {line}: {error}", page.display(), block.line),
+                _ => understood += 1,
+            }
+        }
+    }
+    assert!(understood > 10, "only {understood}");
+}
+
+#[test]
+fn every_field_of_the_spec_has_an_example_that_is_an_instance() {
+    let page = read(&repository().join("docs/configure.md")).unwrap();
+    let mut examples = String::new();
+    for block in blocks::of(&page).iter().filter(|block| block.info == "yaml") {
+        let instance: CliMcpInstance = serde_yaml::from_str(&block.text).unwrap();
+        assert!(instance.metadata.name.is_some(), "line {}", block.line);
+        examples.push_str(&block.text);
+    }
+    let crd = serde_json::to_value(cli_mcp_api::crd::custom_resource_definition()).unwrap();
+    let spec = &crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"];
+    let mut names: Vec<String> = spec.as_object().unwrap().keys().cloned().collect();
+    for part in ["sandbox", "serverContainer", "proxy"] {
+        names.extend(spec[part]["properties"].as_object().unwrap().keys().cloned());
+    }
+    names.extend(
+        spec["proxy"]["properties"]["targets"]["items"]["properties"]
+            .as_object()
+            .unwrap()
+            .keys()
+            .cloned(),
+    );
+    for name in names {
+        assert!(
+            examples.contains(&format!("{name}:")),
+            "docs/configure.md has no example of {name}"
+        );
+    }
+}

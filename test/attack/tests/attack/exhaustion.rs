@@ -1,0 +1,273 @@
+//! Using up what others need. Beside each attack a victim's session goes on.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use anyhow::{Context, Result, ensure};
+use cli_mcp_attack::arena::{Arena, arena};
+use cli_mcp_demo::session::Session;
+use cli_mcp_e2e::{cluster, kubectl};
+use futures::future::join_all;
+
+/// A session that asks its own shell and the API in a loop, for as long as the attack lasts.
+struct Victim {
+    over: Arc<AtomicBool>,
+    served: Arc<AtomicUsize>,
+    task: tokio::task::JoinHandle<Result<()>>,
+}
+
+impl Victim {
+    async fn begin(arena: &Arena) -> Result<Self> {
+        let session = arena.victim().await?;
+        session.bash("kept=$$").await?;
+        let (over, served) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
+        let task = tokio::spawn({
+            let (over, served) = (over.clone(), served.clone());
+            async move {
+                while !over.load(Ordering::Relaxed) {
+                    let result = session
+                        .bash("[ \"$kept\" = $$ ] && kubectl get --raw /version >/dev/null && echo well")
+                        .await?;
+                    ensure!(result.stdout == "well\n", "the victim suffers: {result:?}");
+                    served.fetch_add(1, Ordering::Relaxed);
+                    tokio::time::sleep(std::time::Duration::from_millis(200)).await;
+                }
+                Ok(())
+            }
+        });
+        Ok(Self { over, served, task })
+    }
+
+    /// Ends the loop; an error when any of its calls failed, or when none came through during the attack.
+    async fn end(self) -> Result<()> {
+        // A call that began in the attack is one more proof.
+        let so_far = self.served.load(Ordering::Relaxed);
+        cluster::eventually("the victim's next call", async || {
+            ensure!(
+                self.task.is_finished() || self.served.load(Ordering::Relaxed) > so_far,
+                "the victim waits"
+            );
+            Ok(())
+        })
+        .await?;
+        self.over.store(true, Ordering::Relaxed);
+        self.task.await?
+    }
+}
+
+/// Runs a command in a sandbox of its own, with a victim beside it. The sandbox may die of it. Returns the result's text.
+async fn beside_a_victim(name: &str, command: &str) -> Result<(Session, String)> {
+    let arena = arena()?;
+    let session = arena.home.session(name).await?;
+    let victim = Victim::begin(arena).await?;
+    let result = session
+        .call(serde_json::json!({"command": command, "timeout": 20}))
+        .await;
+    victim.end().await?;
+    let result = result?;
+    Ok((session, format!("{}{}{}", result.stdout, result.stderr, result.text)))
+}
+
+/// The session answers again, in the same sandbox or in a new one.
+async fn answers_again(session: Session) -> Result<()> {
+    cluster::eventually("an answer after the attack", async || {
+        let result = session.bash("echo again").await?;
+        ensure!(result.stdout == "again\n", "{result:?}");
+        Ok(())
+    })
+    .await?;
+    ensure!(session.delete().await? == 204);
+    Ok(())
+}
+
+fn node_is_ready() -> Result<()> {
+    let ready = kubectl::ok(&[
+        "get",
+        "nodes",
+        "-o",
+        "jsonpath={.items[*].status.conditions[?(@.type==\"Ready\")].status}{.items[*].status.conditions[?(@.type==\"DiskPressure\")].status}",
+    ])?;
+    ensure!(ready.starts_with("True") && !ready.ends_with("True"), "node: {ready}");
+    Ok(())
+}
+
+/// Tried: a fork bomb, and processes that leave their session so that the timeout does not find them.
+/// Stopped by: the pod's memory and CPU limits and the kubelet's `podPidsLimit`; the agent's timeout ends every descendant.
+#[tokio::test(flavor = "multi_thread")]
+async fn fork_bomb() -> Result<()> {
+    let (session, text) = beside_a_victim(
+        "bomb",
+        "bomb() { bomb | bomb & }; bomb 2>/dev/null; for i in $(seq 400); do setsid sleep 1000 & done 2>/dev/null; sleep 60",
+    )
+    .await?;
+    ensure!(!text.is_empty());
+    node_is_ready()?;
+    answers_again(session).await
+}
+
+/// Tried: more memory than the limit, in one process and in `/dev/shm`.
+/// Stopped by: the pod's memory limit: the kernel ends what is in the pod, and nothing else.
+#[tokio::test(flavor = "multi_thread")]
+async fn memory() -> Result<()> {
+    let (session, text) = beside_a_victim(
+        "memory",
+        "python3 -c 'x = []\nwhile True: x.append(bytearray(b\"x\") * (8 << 20))'; echo ended $?; head -c 1G /dev/zero >/dev/shm/fill; echo filled $?; rm -f /dev/shm/fill",
+    )
+    .await?;
+    ensure!(
+        !text.contains("ended 0") && !text.contains("filled 0"),
+        "there is no limit: {text}"
+    );
+    node_is_ready()?;
+    answers_again(session).await
+}
+
+/// Tried: filling the disk, in the workspace and in `/tmp`, with large files and with very many.
+/// Stopped by: `workspaceSizeLimit` and the `ephemeral-storage` limit of the sandbox: the kubelet evicts the pod, and only it.
+#[tokio::test(flavor = "multi_thread")]
+async fn disk() -> Result<()> {
+    let (session, _) = beside_a_victim(
+        "disk",
+        "head -c 400M /dev/zero >/tmp/fill; head -c 100M /dev/zero >/workspace/fill; for i in $(seq 2000); do : >/tmp/$i; done; sync; sleep 1; echo full",
+    )
+    .await?;
+    let pod = || {
+        kubectl::ok(&[
+            "-n",
+            "attack-home",
+            "get",
+            "events",
+            "--field-selector",
+            "reason=Evicted",
+            "-o",
+            "jsonpath={.items[*].message}",
+        ])
+    };
+    cluster::eventually("the eviction", async || {
+        let events = pod()?;
+        ensure!(
+            events.contains("exceeds the limit") || events.contains("exceeds"),
+            "{events:?}"
+        );
+        Ok(())
+    })
+    .await?;
+    node_is_ready()?;
+    let told = session.bash("ls /tmp/fill").await?;
+    ensure!(told.session_reset.is_some() || told.exit_code.is_none(), "{told:?}");
+    answers_again(session).await
+}
+
+/// Tried: thousands of descriptors, connections to the agent that never speak, and connections to the proxy, idle and
+/// half through a TLS handshake.
+/// Stopped by: the container's descriptor limit, the agent's limit on connections, and the proxy's limit on connections for
+/// each client with its time limits.
+#[tokio::test(flavor = "multi_thread")]
+async fn descriptors_and_sockets() -> Result<()> {
+    const PROGRAM: &str = r#"
+import os, socket, time
+from urllib.parse import urlparse
+url = urlparse(os.environ["HTTPS_PROXY"])
+proxy = (socket.gethostbyname(url.hostname), url.port)
+open_files, connections, shut = [], [], 0
+try:
+    for n in range(200):
+        open_files.append(os.open("/dev/null", os.O_RDONLY))
+    for n in range(1500):
+        s = socket.create_connection(proxy, timeout=2)
+        if n % 2:
+            s.sendall(b"CONNECT kubernetes.default.svc:443 HTTP/1.1\r\nHost: kubernetes.default.svc:443\r\n\r\n")
+        connections.append(s)
+    for n in range(600):
+        connections.append(socket.create_connection(("127.0.0.1", 8090), timeout=2))
+except OSError as error:
+    print(error)
+time.sleep(2)
+for s in connections[:1500]:
+    s.setblocking(False)
+    try:
+        while s.recv(4096):
+            pass
+        shut += 1
+    except BlockingIOError:
+        pass
+    except OSError:
+        shut += 1
+print("made", len(connections), "shut", shut)
+"#;
+    let (session, text) = beside_a_victim(
+        "sockets",
+        &format!("ulimit -n 4096; python3 - <<'PYTHON'\n{PROGRAM}\nPYTHON\n"),
+    )
+    .await?;
+    let shut: usize = text
+        .split("shut ")
+        .nth(1)
+        .and_then(|rest| rest.split_whitespace().next())
+        .and_then(|number| number.parse().ok())
+        .context(text.clone())?;
+    ensure!(shut >= 500, "the proxy holds them all: {text}");
+    answers_again(session).await
+}
+
+/// Tried: endless output, to stdout, stderr and from the background, and a session that reads none of its answers.
+/// Stopped by: the agent keeps a bounded head and tail, ends the call in time, and drains the rest.
+#[tokio::test(flavor = "multi_thread")]
+async fn output() -> Result<()> {
+    let (session, text) = beside_a_victim(
+        "output",
+        "yes >&2 & yes background & head -c 300M /dev/zero | tr '\\0' x; kill %1 %2; echo over",
+    )
+    .await?;
+    ensure!(text.len() < 4 << 20, "{} bytes", text.len());
+    answers_again(session).await
+}
+
+/// Tried: many busy processes, so that neighbours wait for the processor.
+/// Stopped by: the pod's CPU limit.
+#[tokio::test(flavor = "multi_thread")]
+async fn processor() -> Result<()> {
+    let (session, text) = beside_a_victim(
+        "processor",
+        "for i in $(seq 16); do timeout 8 bash -c 'while :; do :; done' & done; wait; \
+         cat /sys/fs/cgroup/cpu.stat /sys/fs/cgroup/cpu/cpu.stat 2>/dev/null | grep nr_throttled",
+    )
+    .await?;
+    let throttled: u64 = text
+        .split("nr_throttled ")
+        .nth(1)
+        .and_then(|rest| rest.split_whitespace().next())
+        .and_then(|number| number.parse().ok())
+        .context(text.clone())?;
+    ensure!(throttled > 10, "nothing was throttled: {text}");
+    answers_again(session).await
+}
+
+/// Tried: more calls at once than one session may have waiting.
+/// Stopped by: the agent's bounded queue; who is refused is told so, and nothing of it runs.
+#[tokio::test(flavor = "multi_thread")]
+async fn calls() -> Result<()> {
+    let arena = arena()?;
+    let session = arena.home.session("calls").await?;
+    let victim = Victim::begin(arena).await?;
+    let calls = (0..40).map(|number| {
+        let arguments = serde_json::json!({"command": format!("echo {number} >>/workspace/ran; sleep 0.2")});
+        session.call(arguments)
+    });
+    let mut served = 0;
+    for result in join_all(calls).await {
+        let result = result?;
+        ensure!(result.exit_code.is_some() || result.is_error, "{result:?}");
+        served += usize::from(result.exit_code == Some(0));
+    }
+    victim.end().await?;
+    let ran = session
+        .bash("sort -n /workspace/ran | uniq | wc -l; wc -l </workspace/ran")
+        .await?;
+    ensure!(served < 40, "nothing was refused");
+    ensure!(
+        ran.stdout == format!("{served}\n{served}\n"),
+        "{served} served: {ran:?}"
+    );
+    answers_again(session).await
+}

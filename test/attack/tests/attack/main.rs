@@ -1,0 +1,13 @@
+//! Attacks from inside a sandbox. `make test-attack` starts a cluster, installs the operator and runs these. The comment
+//! on each test becomes its row in `docs/security.md`.
+
+mod credentials;
+mod documentation;
+mod exhaustion;
+mod hostile_data;
+mod identity;
+mod limits;
+mod network;
+mod peers;
+mod probe;
+mod requests;

@@ -1,0 +1,255 @@
+//! Going around the proxy.
+
+use std::collections::BTreeSet;
+
+use anyhow::{Result, ensure};
+use cli_mcp_attack::arena::{Arena, arena};
+use cli_mcp_attack::network::{self, Address};
+use cli_mcp_attack::shell::Shell;
+use cli_mcp_e2e::cluster;
+
+/// None of the addresses answers in either sandbox, where the sandbox's own proxy does; and each that is named as
+/// `alive` answers on the node.
+async fn unreachable(arena: &Arena, targets: Vec<Address>, alive: &[Address]) -> Result<()> {
+    if cluster::is_dev() && !alive.is_empty() {
+        let found = network::reached_from_node(alive)?;
+        let dead: Vec<_> = alive.iter().filter(|address| !found.contains(*address)).collect();
+        ensure!(dead.is_empty(), "the control: nothing listens at {dead:?}");
+    }
+    let (shells, _guard) = arena.shells().await?;
+    for (shell, instance) in shells.iter().zip([&arena.home, &arena.neighbour]) {
+        let control = (
+            network::service_address(&instance.namespace, &format!("cli-mcp-{}-proxy", instance.name))?,
+            8080,
+        );
+        // A pod reaches itself whatever the policies say.
+        let own = shell.ok("hostname -I").await?;
+        let mut all: Vec<_> = targets.iter().filter(|(host, _)| host != own.trim()).cloned().collect();
+        all.push(control.clone());
+        let found = network::reached(shell, &all).await?;
+        ensure!(
+            found.contains(&control),
+            "{}: the control: the proxy does not answer",
+            shell.kind()
+        );
+        ensure!(found.len() == 1, "{}: reached {found:?}", shell.kind());
+    }
+    Ok(())
+}
+
+fn addresses(host: &str, ports: &[u16]) -> Vec<Address> {
+    ports.iter().map(|port| (host.to_owned(), *port)).collect()
+}
+
+/// Tried: the API server by its Service, its names, the node's address, and IPv6 forms of them.
+/// Stopped by: NetworkPolicy of the sandboxes.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_api_server_directly() -> Result<()> {
+    let service = network::service_address("default", "kubernetes")?;
+    let node = network::node_address()?;
+    let mut targets = addresses(&service, &[443]);
+    let alive = [(service.clone(), 443), (node.clone(), 6443)];
+    for name in ["kubernetes.default.svc", "kubernetes.default.svc.cluster.local"] {
+        targets.extend(addresses(name, &[443]));
+    }
+    targets.extend(addresses(&node, &[443, 6443, 8443]));
+    targets.extend(addresses(&format!("::ffff:{service}"), &[443]));
+    targets.extend(addresses(&format!("::ffff:{node}"), &[6443]));
+    targets.extend(addresses("fd00::1", &[443]));
+    unreachable(arena()?, targets, if cluster::is_dev() { &alive } else { &[] }).await
+}
+
+/// Tried: the kubelet's, kube-proxy's, etcd's and other ports of the node, and the machine behind it.
+/// Stopped by: NetworkPolicy of the sandboxes.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_node_and_its_kubelet() -> Result<()> {
+    let node = network::node_address()?;
+    let mut targets = addresses(
+        &node,
+        &[
+            22, 80, 111, 443, 2379, 2380, 4194, 6443, 10248, 10249, 10250, 10255, 10256, 10257, 10259, 30000,
+        ],
+    );
+    let alive = addresses(&node, &[6443, 10250, 10256]);
+    if let Ok(host) = cluster::setting("DEVCLUSTER_HOST_ADDRESS") {
+        let listener = tokio::net::TcpListener::bind((host.as_str(), 0)).await?;
+        let port = listener.local_addr()?.port();
+        targets.push((host.clone(), port));
+        return unreachable(arena()?, targets, &[alive, vec![(host, port)]].concat()).await;
+    }
+    unreachable(arena()?, targets, &[]).await
+}
+
+/// Tried: metadata services of clouds, by their IPv4 and IPv6 addresses and names.
+/// Stopped by: NetworkPolicy of the sandboxes; their names do not resolve to anything that the proxy would dial.
+#[tokio::test(flavor = "multi_thread")]
+async fn metadata_services_of_clouds() -> Result<()> {
+    let mut targets = Vec::new();
+    for host in [
+        "169.254.169.254",
+        "169.254.170.2",
+        "100.100.100.200",
+        "192.0.0.192",
+        "fd00:ec2::254",
+        "metadata.google.internal",
+        "::ffff:169.254.169.254",
+    ] {
+        targets.extend(addresses(host, &[80]));
+    }
+    unreachable(arena()?, targets, &[]).await
+}
+
+/// Tried: every port of every pod: other sandboxes, servers, the operator, the health port of the own proxy, the
+/// neighbour's proxy, DNS's other ports.
+/// Stopped by: NetworkPolicies of the sandboxes and of the proxies.
+#[tokio::test(flavor = "multi_thread")]
+async fn every_port_of_every_pod() -> Result<()> {
+    let arena = arena()?;
+    let _victim = arena.victim().await?;
+    let targets = network::pod_ports("home")?;
+    let neighbours_proxy: BTreeSet<Address> = network::pod_ports("neighbour")?.into_iter().collect();
+    // Each has one proxy of its own; what is in both lists is forbidden to both.
+    let both: Vec<_> = targets
+        .into_iter()
+        .filter(|target| neighbours_proxy.contains(target))
+        .collect();
+    ensure!(both.len() >= 20, "{both:?}");
+    if cluster::is_dev() {
+        let alive = network::reached_from_node(&both)?;
+        ensure!(alive.len() >= 6, "the control: hardly anything listens: {alive:?}");
+    }
+    unreachable(arena, both, &[]).await?;
+    // The other instance's proxy, which serves another credential.
+    let service = |namespace: &str, name: &str| network::service_address(namespace, &format!("cli-mcp-{name}-proxy"));
+    let (home, neighbour) = (
+        (service("attack-home", "home")?, 8080),
+        (service("attack-neighbour", "neighbour")?, 8080),
+    );
+    let (shells, _guard) = arena.shells().await?;
+    for (shell, foreign) in shells.iter().zip([neighbour, home]) {
+        let found = network::reached(shell, std::slice::from_ref(&foreign)).await?;
+        ensure!(found.is_empty(), "{}: reached {found:?}", shell.kind());
+    }
+    Ok(())
+}
+
+/// Tried: every port of every Service of the cluster.
+/// Stopped by: NetworkPolicy of the sandboxes.
+#[tokio::test(flavor = "multi_thread")]
+async fn every_port_of_every_service() -> Result<()> {
+    let arena = arena()?;
+    let forbidden: BTreeSet<Address> = network::service_ports("neighbour")?.into_iter().collect();
+    let targets: Vec<_> = network::service_ports("home")?
+        .into_iter()
+        .filter(|target| forbidden.contains(target))
+        .collect();
+    ensure!(targets.len() >= 3, "{targets:?}");
+    unreachable(arena, targets, &[]).await
+}
+
+/// Tried: sending UDP and TCP to a listener that waits in another sandbox of the same instance, as an accomplice would.
+/// Stopped by: NetworkPolicy of the sandboxes, which allows nothing between them.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_accomplice_in_another_sandbox() -> Result<()> {
+    const LISTEN: &str = r#"
+cat >/tmp/listen.py <<'PY'
+import socket, threading
+def run(kind):
+    s = socket.socket(socket.AF_INET, kind)
+    s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    s.bind(("0.0.0.0", 9999))
+    if kind == socket.SOCK_STREAM:
+        s.listen()
+    while True:
+        if kind == socket.SOCK_STREAM:
+            c, a = s.accept()
+            data = c.recv(100)
+        else:
+            data, a = s.recvfrom(100)
+        open("/tmp/heard", "ab").write(data + b"\n")
+threading.Thread(target=run, args=(socket.SOCK_DGRAM,)).start()
+run(socket.SOCK_STREAM)
+PY
+rm -f /tmp/heard; python3 /tmp/listen.py >/dev/null 2>&1 &
+sleep 1; hostname -I
+"#;
+    const SEND: &str = r#"
+import socket
+u = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+for _ in range(3):
+    u.sendto(WHO + b" udp", (HOST, 9999))
+try:
+    t = socket.create_connection((HOST, 9999), timeout=3)
+    t.sendall(WHO + b" tcp")
+except OSError:
+    pass
+"#;
+    let arena = arena()?;
+    let accomplice = Shell::Assigned(arena.home.session("accomplice").await?);
+    let address = accomplice.ok(LISTEN).await?;
+    let send = |who: &str| format!("HOST, WHO = {:?}, b{who:?}\n{SEND}", address.trim());
+    arena.attacker().await?.python(&send("attacker")).await?;
+    // The control: the same from the accomplice itself is heard.
+    accomplice.python(&send("control")).await?;
+    let heard = cluster::eventually("the control", async || {
+        let heard = accomplice.ok("cat /tmp/heard").await?;
+        ensure!(
+            heard.contains("control udp") && heard.contains("control tcp"),
+            "{heard}"
+        );
+        Ok(heard)
+    })
+    .await?;
+    ensure!(!heard.contains("attacker"), "{heard}");
+    if let Shell::Assigned(session) = accomplice {
+        session.delete().await?;
+    }
+    Ok(())
+}
+
+/// Tried: speaking DNS to another server than the cluster's.
+/// Stopped by: NetworkPolicy of the sandboxes, which names the cluster's DNS pods.
+#[tokio::test(flavor = "multi_thread")]
+async fn dns_to_a_server_of_ones_own() -> Result<()> {
+    const PROGRAM: &str = r#"
+import socket
+query = b"\x12\x34\x01\x00\x00\x01\x00\x00\x00\x00\x00\x00\x0akubernetes\x07default\x03svc\x07cluster\x05local\x00\x00\x01\x00\x01"
+def asks(server, port):
+    s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    s.settimeout(2)
+    try:
+        s.sendto(query, (server, port))
+        return len(s.recv(512)) > 12
+    except OSError:
+        return False
+print("cluster", asks(CLUSTER, 53))
+print("host", asks(HOST, PORT))
+"#;
+    if !cluster::is_dev() {
+        // Needs a server outside the cluster that the sandbox could reach.
+        return Ok(());
+    }
+    let host = cluster::setting("DEVCLUSTER_HOST_ADDRESS")?;
+    let server = tokio::net::UdpSocket::bind((host.as_str(), 0)).await?;
+    let port = server.local_addr()?.port();
+    let answering = tokio::spawn(async move {
+        let mut query = [0; 512];
+        while let Ok((length, from)) = server.recv_from(&mut query).await {
+            if server.send_to(&query[..length], from).await.is_err() {
+                break;
+            }
+        }
+    });
+    let cluster_dns = network::service_address("kube-system", "kube-dns")?;
+    let (shells, _guard) = arena()?.shells().await?;
+    for shell in &shells {
+        let output = shell
+            .python(&format!(
+                "CLUSTER, HOST, PORT = {cluster_dns:?}, {host:?}, {port}\n{PROGRAM}"
+            ))
+            .await?;
+        ensure!(output == "cluster True\nhost False\n", "{}: {output}", shell.kind());
+    }
+    answering.abort();
+    Ok(())
+}

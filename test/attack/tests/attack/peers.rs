@@ -1,0 +1,237 @@
+//! Other sessions: their files, their answers, their tokens.
+
+use anyhow::{Context, Result, ensure};
+use cli_mcp_attack::arena::arena;
+use cli_mcp_attack::shell::Shell;
+use cli_mcp_e2e::{cluster, kubectl};
+
+/// Tried: finding the files and output of another session of the same instance, and of the sandbox's earlier user.
+/// Stopped by: one pod a session, with volumes that live and die with it.
+#[tokio::test(flavor = "multi_thread")]
+async fn files_of_another_session() -> Result<()> {
+    let arena = arena()?;
+    let victim = arena.victim().await?;
+    victim
+        .bash("echo attack-diary-entry | tee /workspace/diary /tmp/diary; seq 200000; cp /workspace/diary /dev/shm/")
+        .await?;
+    let search = "grep -rlas attack-diary-[e]ntry /workspace /tmp /dev/shm /var /run /home /root /mnt /proc/[0-9]*/environ 2>/dev/null | head";
+    let control = victim.bash(search).await?;
+    ensure!(control.stdout.contains("/workspace/diary"), "the control: {control:?}");
+    let found = arena.attacker().await?.run(search).await?;
+    ensure!(found.stdout.is_empty(), "{found:?}");
+    // The same session id, after it was deleted.
+    let before = arena.home.session("reborn").await?;
+    before.bash("echo attack-diary-entry >/workspace/diary").await?;
+    ensure!(before.delete().await? == 204);
+    let after = arena.home.session("reborn").await?;
+    let found = after.bash(search).await?;
+    ensure!(found.stdout.is_empty(), "{found:?}");
+    after.delete().await?;
+    Ok(())
+}
+
+/// Tried: running on after the session was deleted: daemons in sessions of their own that ignore every signal, `trap`,
+/// stopped and re-parented processes.
+/// Stopped by: the kubelet ends the pod after its short grace, whatever runs in it.
+#[tokio::test(flavor = "multi_thread")]
+async fn surviving_deletion() -> Result<()> {
+    let arena = arena()?;
+    let session = arena.home.session("undead").await?;
+    let daemon = session
+        .bash(
+            "for i in 1 2 3; do setsid nohup bash -c 'trap \"\" TERM INT HUP QUIT; while :; do sleep 1; done' >/dev/null 2>&1 & done; \
+             until [ \"$(pgrep -fc 'nohup|[t]rap ')\" -ge 3 ]; do sleep 0.1; done; trap '' TERM EXIT; kill -STOP $!; pgrep -fc '[t]rap '",
+        )
+        .await?;
+    ensure!(daemon.stdout.trim().parse::<u32>()? >= 3, "the control: {daemon:?}");
+    let namespace = &arena.home.namespace;
+    let pods = || {
+        kubectl::ok(&[
+            "-n",
+            namespace,
+            "get",
+            "pods",
+            "-l",
+            "cli-mcp.redhat.com/session-id=undead",
+            "-o",
+            "name",
+        ])
+    };
+    ensure!(pods()?.lines().count() == 1, "the control: {}", pods()?);
+    ensure!(session.delete().await? == 204);
+    cluster::eventually("the pod's end", async || {
+        ensure!(pods()?.is_empty(), "{}", pods()?);
+        Ok(())
+    })
+    .await
+}
+
+/// Tried: killing or stopping the agent, taking its port (also with `SO_REUSEPORT` and on the pod's own address), and
+/// answering the server's and the kubelet's questions in its place.
+/// Stopped by: the kernel keeps signals of its own namespace from the agent, which is process 1, and its port is taken.
+#[tokio::test(flavor = "multi_thread")]
+async fn answering_for_the_agent() -> Result<()> {
+    const PROGRAM: &str = r#"
+import os, signal, socket
+for number in (signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGSEGV, signal.SIGQUIT, signal.SIGABRT):
+    try:
+        os.kill(1, number)
+    except OSError:
+        pass
+taken = []
+own = socket.gethostbyname(socket.gethostname())
+for family, address in [(socket.AF_INET, "0.0.0.0"), (socket.AF_INET, own), (socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::"), (socket.AF_INET6, "::ffff:127.0.0.1")]:
+    for option in (None, socket.SO_REUSEADDR, socket.SO_REUSEPORT):
+        s = socket.socket(family, socket.SOCK_STREAM)
+        if option:
+            s.setsockopt(socket.SOL_SOCKET, option, 1)
+        try:
+            s.bind((address, 8090))
+            s.listen()
+            taken.append((address, option))
+        except OSError:
+            pass
+        finally:
+            s.close()
+print("TAKEN", [t for t in taken if t[0] != "::"])
+"#;
+    let (shells, _guard) = arena()?.shells().await?;
+    for shell in &shells {
+        let output = shell.python(PROGRAM).await?;
+        ensure!(output.trim() == "TAKEN []", "{}: {output}", shell.kind());
+        let health = shell
+            .ok("curl -s --noproxy '*' -o /dev/null -w '%{http_code}' http://127.0.0.1:8090/health")
+            .await?;
+        ensure!(health == "200", "{}: {health}", shell.kind());
+    }
+    Ok(())
+}
+
+/// Tried: assigning an unassigned sandbox to oneself before the server does: without a token, with guesses, twice the
+/// header, other methods; then the server claims it for a session.
+/// Stopped by: the assign token, an HMAC that only server and operator can make; refused attempts leave no trace.
+#[tokio::test(flavor = "multi_thread")]
+async fn racing_for_the_assignment() -> Result<()> {
+    const PROGRAM: &str = r#"
+import http.client, json
+from concurrent.futures import ThreadPoolExecutor
+def attempt(headers, method="POST", path="/assign", body='{"token":"' + "a" * 64 + '"}'):
+    c = http.client.HTTPConnection("127.0.0.1", 8090, timeout=10)
+    c.putrequest(method, path)
+    for name, value in headers:
+        c.putheader(name, value)
+    c.putheader("Content-Type", "application/json")
+    c.putheader("Content-Length", str(len(body)))
+    c.endheaders(body.encode())
+    return c.getresponse().status
+bearer = lambda token: [("Authorization", "Bearer " + token)]
+answers = {attempt([]), attempt(bearer("")), attempt(bearer("a" * 64)), attempt(bearer("0" * 64)), attempt(bearer("x") + bearer("y")),
+           attempt(bearer("a"), "PUT"), attempt(bearer("a"), path="/assign/"), attempt(bearer("a"), path="//assign"), attempt([("Authorization", "Basic YTph")])}
+with ThreadPoolExecutor(16) as pool:
+    answers |= set(pool.map(lambda n: attempt(bearer(f"{n:064x}")), range(400)))
+answers.add(attempt(bearer("a" * 64), path="/exec", body='{"command":"true"}'))
+print(sorted(answers))
+"#;
+    let arena = arena()?;
+    let (shell, _guard) = arena.claimable().await?;
+    let output = shell.python(PROGRAM).await?;
+    for status in output.trim().trim_matches(['[', ']']).split(", ") {
+        ensure!(matches!(status, "400" | "401" | "404" | "405" | "503"), "{output}");
+    }
+    let Shell::Unassigned { namespace, pod } = &shell else {
+        anyhow::bail!("not a sandbox of the pool");
+    };
+    let session = arena.neighbour.session("claimer").await?;
+    let claimed = kubectl::ok(&[
+        "-n",
+        namespace,
+        "get",
+        "pods",
+        "-l",
+        "cli-mcp.redhat.com/session-id=claimer",
+        "-o",
+        "jsonpath={.items[0].metadata.name}",
+    ])?;
+    ensure!(
+        &claimed == pod,
+        "the session got {claimed}, not {pod}: the attempts spoilt the pod"
+    );
+    session.delete().await?;
+    Ok(())
+}
+
+/// Tried: what is planted in a sandbox before it is claimed (startup files, functions, a `PATH` folder, processes) so that
+/// it runs in the session that gets it.
+/// Stopped by: nobody but the kubelet gets into an unassigned sandbox: the agent runs nothing there, and `exec` is refused
+/// by the proxy.
+#[tokio::test(flavor = "multi_thread")]
+async fn planting_in_the_pool() -> Result<()> {
+    let arena = arena()?;
+    let (shell, _guard) = arena.unassigned().await?;
+    let Shell::Unassigned { namespace, pod } = &shell else {
+        anyhow::bail!("not a sandbox of the pool");
+    };
+    let attacker = arena.attacker().await?;
+    // The attacker's credential may do everything, and knows the pod: what stops it is the proxy.
+    attacker.ok(&format!("kubectl -n {namespace} get pod {pod}")).await?;
+    for command in [
+        format!("kubectl -n {namespace} exec {pod} -- id"),
+        format!("kubectl -n {namespace} attach {pod}"),
+        format!("kubectl -n {namespace} debug {pod} --image=none"),
+        format!("kubectl -n {namespace} port-forward {pod} 8090"),
+        format!("kubectl -n {namespace} cp /etc/hostname {pod}:/workspace/x"),
+    ] {
+        let ran = attacker.run(&command).await?;
+        ensure!(
+            ran.code != Some(0) && ran.stderr.contains("credential proxy"),
+            "{command}: {ran:?}"
+        );
+    }
+    let direct = shell
+        .ok("curl -s --noproxy '*' -H 'Content-Type: application/json' -d '{\"command\":\"touch /workspace/planted\"}' -w ' %{http_code}' http://127.0.0.1:8090/exec; ls -A /workspace")
+        .await?;
+    ensure!(direct.contains(" 503") && !direct.contains("planted"), "{direct}");
+    Ok(())
+}
+
+/// Tried: going on in a session with another's id: ids that only differ in case, spaces, or escapes from the victim's.
+/// Stopped by: the server takes ids of one strict form only; a session id names a session, and is no secret among the
+/// callers of one instance.
+#[tokio::test(flavor = "multi_thread")]
+async fn spelling_the_victims_session() -> Result<()> {
+    let arena = arena()?;
+    arena.victim().await?;
+    let http = arena.home.endpoint.http_client(None)?;
+    for id in [
+        "Victim",
+        "victim-",
+        "victim.",
+        "victim_",
+        "-victim",
+        "victim%2e",
+        "victim%00",
+        "victim%20",
+        "../victim",
+        "victim;x",
+    ] {
+        let status = http
+            .delete(format!("{}/sessions/{id}", arena.home.endpoint.base_url))
+            .send()
+            .await?
+            .status();
+        ensure!(matches!(status.as_u16(), 400 | 403 | 404 | 405), "{id}: {status}");
+    }
+    let alive = kubectl::ok(&[
+        "-n",
+        &arena.home.namespace,
+        "get",
+        "pods",
+        "-l",
+        "cli-mcp.redhat.com/session-id=victim",
+        "-o",
+        "jsonpath={.items[0].status.phase}",
+    ])
+    .context("the victim's pod")?;
+    ensure!(alive == "Running", "{alive}");
+    Ok(())
+}

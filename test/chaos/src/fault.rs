@@ -1,0 +1,247 @@
+//! The faults.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use cli_mcp_e2e::instance::Instance;
+use cli_mcp_e2e::{cluster, kubectl};
+
+use crate::invariants;
+use crate::node;
+use crate::order::Order;
+
+/// Namespace of the operator.
+const OPERATOR: &str = "cli-mcp-operator-system";
+
+/// What is done to the system.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// `kill -9` of a process of one of the programs.
+    Kill(&'static str),
+    /// `SIGSTOP` of all processes of one of the programs, and `SIGCONT` some seconds later.
+    Pause(&'static str),
+    /// `kill -9` of a component of the cluster, which stays away for some seconds.
+    Restart(&'static str),
+    /// Deletion of one of the instance's objects, by kind.
+    Delete(&'static str),
+    /// Deletion of the EndpointSlices of the proxy.
+    Endpoints,
+    /// The sandboxes' policy is gone and nobody restores it: no sandbox may start.
+    NoPolicy,
+    /// Every Deployment is rolled.
+    Roll,
+    /// One sandbox fills its disk.
+    Disk,
+    /// The operator's Lease is held by a stranger whose clock is an hour ahead.
+    Lease,
+    /// A sandbox is deleted behind everyone's back.
+    Pod,
+}
+
+/// Each of them once.
+pub const ALL: [Fault; 29] = [
+    Fault::Kill("operator"),
+    Fault::Kill("server"),
+    Fault::Kill("proxy"),
+    Fault::Kill("agent"),
+    Fault::Pause("operator"),
+    Fault::Pause("server"),
+    Fault::Pause("proxy"),
+    Fault::Pause("agent"),
+    Fault::Restart("etcd"),
+    Fault::Restart("kube-apiserver"),
+    Fault::Restart("containerd"),
+    Fault::Restart("kubelet"),
+    Fault::Restart("kube-controller-manager"),
+    Fault::Restart("kube-network-policies"),
+    Fault::Restart("kube-proxy"),
+    Fault::Delete("deployment"),
+    Fault::Delete("service"),
+    Fault::Delete("serviceaccount"),
+    Fault::Delete("role"),
+    Fault::Delete("rolebinding"),
+    Fault::Delete("configmap"),
+    Fault::Delete("networkpolicy"),
+    Fault::Delete("poddisruptionbudget"),
+    Fault::Endpoints,
+    Fault::NoPolicy,
+    Fault::Roll,
+    Fault::Disk,
+    Fault::Lease,
+    Fault::Pod,
+];
+
+impl Fault {
+    /// Whether it may cost a session its sandbox.
+    #[must_use]
+    pub fn may_end_sandboxes(self) -> bool {
+        matches!(self, Self::Kill("agent") | Self::Disk | Self::Pod)
+    }
+
+    /// Does it, and undoes what does not mend itself.
+    ///
+    /// # Errors
+    ///
+    /// When it could not be done, or the gate was open in it.
+    pub async fn strike(self, instance: &Instance, order: &mut Order) -> Result<()> {
+        let pause = Duration::from_millis(500 + order.below(2500) as u64);
+        match self {
+            Self::Kill(program) => {
+                let pids = node::processes(program)?;
+                ensure!(!pids.is_empty(), "no process of {program}");
+                let victim = pids[order.below(pids.len())].clone();
+                node::signal("-KILL", &[victim])
+            }
+            Self::Pause(program) => {
+                let pids = node::processes(program)?;
+                ensure!(!pids.is_empty(), "no process of {program}");
+                node::signal("-STOP", &pids)?;
+                tokio::time::sleep(Duration::from_secs(3) + pause).await;
+                node::signal("-CONT", &pids)
+            }
+            Self::Restart(component) => {
+                let away = format!("{}", pause.as_secs_f32());
+                tokio::task::spawn_blocking(move || node::restart(component, &away)).await??;
+                cluster::eventually("an answer of the API server", async || {
+                    kubectl::ok(&["--request-timeout=3s", "get", "--raw", "/readyz"]).map(drop)
+                })
+                .await
+            }
+            Self::Delete(kind) => {
+                let list = kubectl::ok(&[
+                    "-n",
+                    &instance.namespace,
+                    "get",
+                    kind,
+                    "-l",
+                    &format!("cli-mcp.redhat.com/instance={}", instance.name),
+                    "-o",
+                    "name",
+                ])?;
+                let names: Vec<_> = list.lines().collect();
+                ensure!(!names.is_empty(), "the instance has no {kind}");
+                let name = names[order.below(names.len())];
+                kubectl::ok(&["-n", &instance.namespace, "delete", "--wait=false", name]).map(drop)
+            }
+            Self::Endpoints => kubectl::ok(&[
+                "-n",
+                &instance.namespace,
+                "delete",
+                "endpointslice",
+                "-l",
+                &format!("kubernetes.io/service-name=cli-mcp-{}-proxy", instance.name),
+            ])
+            .map(drop),
+            Self::NoPolicy => no_policy(instance).await,
+            Self::Roll => {
+                kubectl::ok(&["-n", &instance.namespace, "rollout", "restart", "deployment"])?;
+                kubectl::ok(&["-n", OPERATOR, "rollout", "restart", "deployment"])?;
+                for namespace in [&instance.namespace, OPERATOR] {
+                    kubectl::ok(&["-n", namespace, "rollout", "status", "deployment", "--timeout=180s"])?;
+                }
+                Ok(())
+            }
+            Self::Disk => {
+                let id = random_session(instance, order)?;
+                let before = invariants::pods(instance)?.remove(&id);
+                let session = instance.session(&id).await?;
+                // It may die of it before it answers.
+                let _ = session.bash("head -c 600M /dev/zero >/tmp/fill; sync").await;
+                cluster::eventually("an eviction", async || {
+                    let now = invariants::pods(instance)?.remove(&id);
+                    ensure!(now != before, "session {id} keeps its pod");
+                    Ok(())
+                })
+                .await
+            }
+            Self::Lease => lease(instance).await,
+            Self::Pod => {
+                let session = random_session(instance, order)?;
+                kubectl::ok(&[
+                    "-n",
+                    &instance.namespace,
+                    "delete",
+                    "pod",
+                    "--wait=false",
+                    "-l",
+                    &format!("cli-mcp.redhat.com/session-id={session}"),
+                ])
+                .map(drop)
+            }
+        }
+    }
+}
+
+fn random_session(instance: &Instance, order: &mut Order) -> Result<String> {
+    let sessions: Vec<_> = invariants::pods(instance)?.into_keys().collect();
+    ensure!(!sessions.is_empty(), "no session has a pod");
+    Ok(sessions[order.below(sessions.len())].clone())
+}
+
+/// Without the operator nobody restores the policy: a new session must be refused, and served once all is well again.
+async fn no_policy(instance: &Instance) -> Result<()> {
+    let deployment = "deployment/cli-mcp-operator-controller-manager";
+    let scale = |replicas: &str| kubectl::ok(&["-n", OPERATOR, "scale", deployment, &format!("--replicas={replicas}")]);
+    scale("0")?;
+    kubectl::ok(&["-n", OPERATOR, "wait", "--for=delete", "pod", "--all", "--timeout=120s"])?;
+    let policy = format!("cli-mcp-{}-sandbox", instance.name);
+    kubectl::ok(&["-n", &instance.namespace, "delete", "networkpolicy", &policy])?;
+    let session = instance.endpoint.connect("gate-closed").await?;
+    // The server hears of the deletion by its watch; from then on it refuses, every time.
+    let refused = cluster::eventually("the gate's refusal", async || {
+        let result = session.bash("true").await?;
+        if result.exit_code.is_some() {
+            // It was faster than the watch: what it made must not stay.
+            instance.endpoint.connect("gate-closed").await?.delete().await?;
+        }
+        ensure!(result.text.contains(&policy), "{result:?}");
+        Ok(())
+    })
+    .await;
+    for attempt in 0..5 {
+        let result = session.bash("true").await?;
+        if result.exit_code.is_some() {
+            bail!("attempt {attempt}: a session began while the policy was missing: {result:?}");
+        }
+    }
+    let pods = kubectl::ok(&[
+        "-n",
+        &instance.namespace,
+        "get",
+        "pods",
+        "-l",
+        "cli-mcp.redhat.com/session-id=gate-closed",
+        "-o",
+        "name",
+    ])?;
+    scale("1")?;
+    kubectl::ok(&["-n", OPERATOR, "rollout", "status", deployment, "--timeout=180s"])?;
+    refused?;
+    ensure!(
+        pods.is_empty(),
+        "a sandbox was made while the policy was missing: {pods}"
+    );
+    Ok(())
+}
+
+/// A stranger takes the Lease with a time far in the future, and falls silent. The operator must lead again.
+async fn lease(instance: &Instance) -> Result<()> {
+    let lease = kubectl::ok(&["-n", OPERATOR, "get", "lease", "-o", "name"])?;
+    let lease = lease.lines().next().context("the operator has no Lease")?;
+    let patch = r#"{"spec":{"holderIdentity":"a-stranger","renewTime":"2099-01-01T00:00:00.000000Z","acquireTime":"2099-01-01T00:00:00.000000Z"}}"#;
+    kubectl::ok(&["-n", OPERATOR, "patch", lease, "--type=merge", "-p", patch])?;
+    cluster::eventually("an operator that leads", async || {
+        let holder = kubectl::ok(&["-n", OPERATOR, "get", lease, "-o", "jsonpath={.spec.holderIdentity}"])?;
+        ensure!(holder != "a-stranger", "{holder}");
+        Ok(())
+    })
+    .await?;
+    kubectl::ok(&[
+        "-n",
+        &instance.namespace,
+        "delete",
+        "networkpolicy",
+        &format!("cli-mcp-{}-proxy", instance.name),
+    ])
+    .map(drop)
+}

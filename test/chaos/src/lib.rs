@@ -1,0 +1,8 @@
+//! What the chaos test is made of: faults, the load that runs through them, and what must hold after each.
+
+pub mod balancer;
+pub mod fault;
+pub mod invariants;
+pub mod load;
+pub mod node;
+pub mod order;

@@ -58,13 +58,17 @@ test: lint test-unit test-conformance $(if $(filter dev,$(CLUSTER)),test-cluster
 
 ##@ Development
 
-.PHONY: build
-build: ## Build the four programs
-ifeq ($(PROFILE),dev)
-# The whole workspace: the same features as `make test`, so that no dependency is built twice.
+.PHONY: workspace
+# Everything, as `make test` has it: one set of features, so that no dependency is built twice.
+workspace:
 	$(CARGO) build --locked --workspace --all-targets
+
+.PHONY: build
+ifeq ($(PROFILE),dev)
+build: workspace ## Build the programs and the kubectl plugin
 else
-	$(CARGO) build --locked --profile $(PROFILE) $(foreach p,$(PROGRAMS),-p cli-mcp-$(p))
+build: ## Build the programs and the kubectl plugin
+	$(CARGO) build --locked --profile $(PROFILE) $(foreach p,$(PROGRAMS) kubectl-plugin,-p cli-mcp-$(p))
 endif
 
 .PHONY: build-operator build-server build-agent build-proxy
@@ -80,9 +84,27 @@ build-prod: ## Build the programs as they are shipped: optimised, hardened, stri
 	$(MAKE) build PROFILE=prod
 
 .PHONY: manifests
-manifests: ## Generate the CRD from the Rust types into config/crd
-	$(CARGO) run --locked --quiet -p cli-mcp-api --bin crdgen >config/crd/.generated.yaml
-	mv config/crd/.generated.yaml config/crd/bases/cli-mcp.redhat.com_climcpinstances.yaml
+manifests: workspace ## Generate the CRD from the Rust types into config/crd
+	crd=$$($(DEV_BIN_DIR)/crdgen) && printf '%s\n' "$$crd" >config/crd/bases/cli-mcp.redhat.com_climcpinstances.yaml
+
+.PHONY: bundle
+bundle: cluster-ready workspace ## Generate the OLM bundle, its Dockerfile and the catalog template from config/
+	$(IN_CLUSTER) BUNDLE_PROGRAM=$(DEV_BIN_DIR)/bundle hack/bundle.sh
+
+.PHONY: sbom
+sbom: ## Write a software bill of materials of each program to dist/ (CycloneDX)
+	hack/sbom --target $(CARGO_BUILD_TARGET) $(PROGRAMS)
+
+.PHONY: docs
+docs: workspace ## Write docs/reference and the lists of docs/troubleshoot.md from the code
+	$(DEV_BIN_DIR)/docs generate
+
+# Where `make install-plugin` puts the kubectl plugin; kubectl finds it in PATH.
+PLUGIN_DIR ?= $(HOME)/.local/bin
+.PHONY: install-plugin
+install-plugin: ## Build the kubectl plugin and put it into PLUGIN_DIR (~/.local/bin)
+	$(CARGO) build --locked --profile $(PROFILE) -p cli-mcp-kubectl-plugin
+	install -D -m 755 $(BIN_DIR)/kubectl-cli_mcp $(PLUGIN_DIR)/kubectl-cli_mcp
 
 .PHONY: fmt
 fmt: ## Format the code
@@ -105,11 +127,29 @@ deny-advisories: ## Check the dependencies against the RustSec database (downloa
 
 .PHONY: test-unit
 test-unit: ## Run unit and component tests: real bash, real TLS, no cluster
-	$(CARGO) test --locked --workspace --exclude cli-mcp-e2e --no-fail-fast
+	$(CARGO) test --locked --workspace --exclude cli-mcp-e2e --exclude cli-mcp-attack --exclude cli-mcp-chaos --no-fail-fast
+
+.PHONY: test-agent-bash
+test-agent-bash: ## Run the agent's tests with bash 5.1, 5.2 and 5.3 (fetches them, pinned, with apt)
+	@set -e; for bash in $$(cmd/agent/tests/fetch-bash $(TARGET_DIR)/bash); do echo "== $$bash"; \
+	  AGENT_TEST_BASH=$$(realpath $$bash) $(CARGO) test --locked -p cli-mcp-agent --no-fail-fast; done
+
+.PHONY: fuzz-agent
+fuzz-agent: ## Fuzz the agent for half an hour of random bodies and command bytes against a real bash
+	AGENT_FUZZ_SECONDS=1800 AGENT_FUZZ_SEED=$$(od -An -N4 -tu4 /dev/urandom | tr -d ' ') \
+	  $(CARGO) test --locked -p cli-mcp-agent --test fuzz -- --nocapture
+
+.PHONY: soak-agent
+soak-agent: ## Run 10,000 mixed calls through one agent: descriptors, zombies, memory and time stay flat
+	$(CARGO) test --locked -p cli-mcp-agent --test soak -- --ignored --nocapture
 
 .PHONY: test-conformance
 test-conformance: build ## Run the official MCP conformance suite against the server (needs npm)
 	@if command -v npm >/dev/null; then test/conformance/run.sh $(BIN_DIR)/server; else echo "SKIPPED: npm is not installed, the MCP conformance suite did not run"; fi
+
+.PHONY: test-mcp-clients
+test-mcp-clients: ## Run other MCP clients against the server: Inspector, TypeScript and Python SDKs (needs npm and Python)
+	CARGO="$(CARGO)" test/mcp-clients/run.sh
 
 .PHONY: test-cluster
 test-cluster: dev-cluster images ## Prove that the development cluster enforces policies, and survives every kind of death
@@ -123,16 +163,82 @@ test-e2e: cluster-ready images ## Run the end-to-end tests on the cluster
 	$(IN_CLUSTER) E2E_CLUSTER=$(CLUSTER) E2E_IMAGE_PREFIX=$(IMAGE_PREFIX) E2E_TAG=$(IMAGE_TAG) E2E_BIN_DIR=$(abspath $(BIN_DIR)) \
 	  $(CARGO) test --locked --workspace --test on-cluster -- --test-threads=4
 
+.PHONY: test-attack
+test-attack: cluster-ready images ## Attack the product from inside its sandboxes, on the cluster
+	@$(IN_CLUSTER) IMAGE_PREFIX=$(IMAGE_PREFIX) TAG=$(IMAGE_TAG) hack/deploy.sh
+	$(IN_CLUSTER) E2E_CLUSTER=$(CLUSTER) E2E_IMAGE_PREFIX=$(IMAGE_PREFIX) E2E_TAG=$(IMAGE_TAG) E2E_BIN_DIR=$(abspath $(BIN_DIR)) \
+	  $(CARGO) test --locked --workspace --test attack -- --test-threads=4
+
+.PHONY: test-chaos
+test-chaos: dev-cluster images ## Kill, stop, cut off and delete every part under load; CHAOS_PASSES=20 CHAOS_SEED=7 runs on
+	@$(IN_CLUSTER) IMAGE_PREFIX=$(IMAGE_PREFIX) TAG=$(IMAGE_TAG) hack/deploy.sh
+	$(IN_CLUSTER) E2E_CLUSTER=$(CLUSTER) E2E_IMAGE_PREFIX=$(IMAGE_PREFIX) E2E_TAG=$(IMAGE_TAG) E2E_BIN_DIR=$(abspath $(BIN_DIR)) \
+	  $(CARGO) test --locked --workspace --test chaos
+
+.PHONY: test-operator
+test-operator: cluster-ready images ## Kill the operator, cut it off, let another lead: it always converges (E2E_IDLE_SECONDS, E2E_SEED)
+	@$(IN_CLUSTER) IMAGE_PREFIX=$(IMAGE_PREFIX) TAG=$(IMAGE_TAG) hack/deploy.sh
+	$(IN_CLUSTER) E2E_CLUSTER=$(CLUSTER) E2E_IMAGE_PREFIX=$(IMAGE_PREFIX) E2E_TAG=$(IMAGE_TAG) E2E_BIN_DIR=$(abspath $(BIN_DIR)) \
+	  $(CARGO) test --locked --workspace --test on-cluster -- --ignored --test-threads=1 operator_alone
+
+.PHONY: test-bundle
+test-bundle: cluster-ready workspace ## Check the OLM bundle with operator-verify, opm and the scorecard, and the alerts with promtool (needs Go)
+	$(IN_CLUSTER) BUNDLE_PROGRAM=$(DEV_BIN_DIR)/bundle test/bundle/check
+	hack/monitoring-check.sh
+
+.PHONY: test-bundle-install
+test-bundle-install: cluster-ready images ## Install what the bundle says in each of OLM's install modes, hold the demo there; scorecard in pods
+	$(CARGO) build --locked -p cli-mcp-bundle -p cli-mcp-demo
+	$(IN_CLUSTER) IMAGE_PREFIX=$(IMAGE_PREFIX) TAG=$(IMAGE_TAG) BUNDLE_PROGRAM=$(DEV_BIN_DIR)/bundle DEMO_PROGRAM=$(DEV_BIN_DIR)/demo \
+	  test/bundle/install-modes
+	$(if $(filter dev,$(CLUSTER)),test/bundle/scorecard)
+
+.PHONY: test-upgrade
+test-upgrade: cluster-ready images ## Install the first release, start sessions, upgrade to the current manifests, find them alive
+	CLUSTER=$(CLUSTER) IMAGE_REGISTRY=$(IMAGE_REGISTRY) BIN_DIR=$(BIN_DIR) TAG=upgrade-from hack/images/build
+	$(IN_CLUSTER) IMAGE_PREFIX=$(IMAGE_PREFIX) OLD_TAG=upgrade-from TAG=$(IMAGE_TAG) test/upgrade/run
+
+.PHONY: test-images
+test-images: build ## Build each image twice, compare the digests and look inside (root, Debian)
+	test/images/reproducible $(BIN_DIR)
+
+.PHONY: test-hardened
+test-hardened: build-prod ## Read from the shipped binaries that they are hardened and stripped
+	test/images/hardened $(TARGET_DIR)/$(CARGO_BUILD_TARGET)/prod
+
+.PHONY: test-docs
+test-docs: dev-cluster ## Run the commands of docs/quick-start.md and docs/install.md, as printed, on the development cluster
+	CARGO="$(CARGO)" BIN_DIR=$(BIN_DIR) hack/docs/run-pages docs/quick-start.md docs/install.md
+
+.PHONY: test-clients
+test-clients: cluster-ready build-operator build-proxy ## List and watch through the proxy with the Python, JavaScript, Go and Java clients of Kubernetes
+	$(IN_CLUSTER) test/clients/run.sh $(BIN_DIR)
+
+.PHONY: fuzz-proxy
+fuzz-proxy: ## Fuzz what reads CONNECT, heads, paths, chunks and kubeconfigs, FUZZ_SECONDS each (default 60)
+	FUZZ_SECONDS=$(or $(FUZZ_SECONDS),60) $(CARGO) test --locked --release -p cli-mcp-proxy --test fuzz -- --nocapture --test-threads=2
+
 ##@ Figures
 
 .PHONY: bench bench-agent bench-proxy
-bench: bench-agent bench-proxy ## Measure every part against a floor of the same run
+bench: ## Measure every part against a floor of the same run; one report, a table and JSON (BENCH="agent proxy server operator")
+	hack/bench $(TARGET_DIR)/bench $(TARGET_DIR)/bench-operator.json $(BENCH)
 bench-agent: ## Measure the agent: latency, throughput, memory, timeouts; a table and JSON
 	$(CARGO) build --locked --profile prod -p cli-mcp-agent
 	$(CARGO) run --locked --release -p cli-mcp-agent --example bench -- $(TARGET_DIR)/$(CARGO_BUILD_TARGET)/prod/agent
 bench-proxy: ## Measure the proxy against direct TLS; a table and JSON
 	$(CARGO) build --locked --profile prod -p cli-mcp-proxy
 	$(CARGO) run --locked --release -p cli-mcp-proxy --example bench -- $(TARGET_DIR)/$(CARGO_BUILD_TARGET)/prod/proxy
+.PHONY: bench-server
+bench-server: dev-cluster ## Measure the server on the development cluster; a table and JSON
+	$(MAKE) images deploy PROFILE=prod
+	$(CARGO) build --locked --release -p cli-mcp-server --example bench-server
+	$(IN_CLUSTER) hack/devcluster/enter $(abspath $(TARGET_DIR))/$(CARGO_BUILD_TARGET)/release/examples/bench-server $(CURDIR)
+
+.PHONY: bench-operator
+bench-operator: dev-cluster ## Measure the operator with 200 instances and 5,000 sandboxes on fake nodes; a table and JSON
+	$(CARGO) build --locked --profile prod -p cli-mcp-operator
+	$(IN_CLUSTER) hack/bench-operator $(TARGET_DIR)/$(CARGO_BUILD_TARGET)/prod/operator $(TARGET_DIR)/bench-operator.json
 
 ##@ Run on this machine
 

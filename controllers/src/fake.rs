@@ -150,7 +150,7 @@ impl FakeServer {
         }
         match *method {
             Method::POST => state.create(path, body),
-            Method::PATCH => state.patch(path, body),
+            Method::PATCH => state.patch(path, body, query.is_some_and(|query| query.contains("force"))),
             Method::PUT => state.replace(path, body),
             _ => state.delete(path, &body),
         }
@@ -220,8 +220,9 @@ impl State {
         (StatusCode::CREATED, self.store(&path, object))
     }
 
-    fn patch(&mut self, path: &str, patch: Value) -> Answer {
-        let whole = !path.ends_with("/status");
+    /// Only server-side apply takes away what the manager no longer sets.
+    fn patch(&mut self, path: &str, patch: Value, is_apply: bool) -> Answer {
+        let whole = is_apply && !path.ends_with("/status");
         let path = path.trim_end_matches("/status");
         let mut live = self.objects.get(path).cloned();
         if let Some(live) = &live {

@@ -12,11 +12,7 @@ dns_ready() {
 }
 
 await_dns() {
-  wait_for 20 dns_ready && return
-  # Seen once, cause unknown: the kubelet's probes of the node's first pod timed out, again and again.
-  say "CoreDNS does not answer its probes; replacing its pod"
-  KUBECONFIG=$kubeconfig "$state/bin/kubectl" --namespace kube-system delete pods --selector k8s-app=kube-dns --wait=false >>"$state/log/coredns.log" 2>&1 || true
-  wait_for 60 dns_ready && return
+  wait_for 80 dns_ready && return
   {
     KUBECONFIG=$kubeconfig "$state/bin/kubectl" --namespace kube-system describe pods --selector k8s-app=kube-dns
     KUBECONFIG=$kubeconfig "$state/bin/kubectl" --namespace kube-system logs deployment/coredns --tail=20

@@ -7,7 +7,8 @@ start_kubelet_and_kube_proxy() {
   # For pods that ask for the node's DNS: no name outside the cluster resolves.
   : >"$state/node/resolv.conf"
   # An image that the kubelet removes to save space could not be pulled again: it never does, and the thresholds of
-  # eviction are those of a disk that is nearly full.
+  # eviction are those of a disk that is nearly full. Processes of a pod are limited as OpenShift does. A pod that writes
+  # too much is found out in seconds: the default is a minute.
   cat >"$state/kubelet/config.yaml" <<YAML
 apiVersion: kubelet.config.k8s.io/v1beta1
 kind: KubeletConfiguration
@@ -27,10 +28,12 @@ failSwapOn: false
 imageGCHighThresholdPercent: 100
 kubeAPIQPS: 500
 kubeAPIBurst: 1000
+podPidsLimit: 4096
 podLogsDir: $state/log/pods
 resolvConf: $state/node/resolv.conf
 tlsCertFile: $pki/kubelet.crt
 tlsPrivateKeyFile: $pki/kubelet.key
+volumeStatsAggPeriod: 10s
 volumePluginDir: $state/kubelet/volume-plugins
 YAML
   start_component kubelet "$state/bin/kubelet" --config="$state/kubelet/config.yaml" --kubeconfig="$pki/kubelet.kubeconfig" \

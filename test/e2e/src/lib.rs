@@ -3,3 +3,4 @@
 pub mod cluster;
 pub mod instance;
 pub mod kubectl;
+pub mod secret_search;

@@ -1,69 +1,9 @@
 //! Looking for something worth taking in the pod itself.
 
-use std::fmt::Write;
-
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use cli_mcp_attack::arena::arena;
 use cli_mcp_attack::shell::Shell;
-use k8s_openapi::ByteString;
-use k8s_openapi::api::core::v1::Secret;
-use kube::Api;
-use kube::api::ListParams;
-
-/// Searches every readable file, and environment, command line, memory and descriptors of every process, for the
-/// needles. They come masked, so that neither this program nor its source is a hit.
-const SEARCH: &str = r#"
-import glob, os
-needles = [bytes(b ^ 0x5a for b in bytes.fromhex(line)) for line in NEEDLES.split()]
-me = str(os.getpid())
-seen = 0
-def look(path, data):
-    for number, needle in enumerate(needles):
-        if needle in data:
-            print("FOUND", number, path)
-def read(path):
-    global seen
-    try:
-        with open(path, "rb") as f:
-            data = f.read(64 << 20)
-    except OSError:
-        return
-    seen += 1
-    look(path, data)
-for root, folders, files in os.walk("/"):
-    if root in ("/proc", "/dev", "/usr") or root.startswith(("/sys/kernel", "/sys/devices", "/sys/module")):
-        folders[:] = []
-        continue
-    for name in files:
-        path = os.path.join(root, name)
-        if os.path.isfile(path):
-            read(path)
-for process in glob.glob("/proc/[0-9]*"):
-    if process.endswith("/" + me):
-        continue
-    for name in ("environ", "cmdline", "mountinfo"):
-        read(f"{process}/{name}")
-    for fd in glob.glob(f"{process}/fd/*"):
-        if os.path.isfile(fd):
-            read(fd)
-    try:
-        maps = open(f"{process}/maps").read().splitlines()
-        memory = open(f"{process}/mem", "rb")
-    except OSError:
-        continue
-    for line in maps:
-        span, rights = line.split()[:2]
-        if "r" not in rights or "[v" in line:
-            continue
-        start, end = (int(x, 16) for x in span.split("-"))
-        try:
-            memory.seek(start)
-            look(f"{process}/mem", memory.read(end - start))
-        except (OSError, ValueError, OverflowError):
-            pass
-    seen += 1
-print("SEEN", seen)
-"#;
+use cli_mcp_e2e::secret_search::Needles;
 
 /// Tried: searching files, mounts, environments, command lines, descriptors and memory of every process for any Secret
 /// of the two instances' and the operator's namespaces.
@@ -72,91 +12,21 @@ print("SEEN", seen)
 #[tokio::test(flavor = "multi_thread")]
 async fn searching_everything_that_can_be_read() -> Result<()> {
     let arena = arena()?;
-    let (names, needles) = needles().await?;
+    let client = cli_mcp_e2e::cluster::client().await?;
+    let needles = Needles::of(&client, &["attack-home", "attack-neighbour", "cli-mcp-operator-system"]).await?;
+    ensure!(
+        needles.names().len() > 10,
+        "expected a CA key, an HMAC key, a TLS key and two tokens of each instance: {:?}",
+        needles.names()
+    );
     let (shells, _guard) = arena.shells().await?;
     for shell in &shells {
-        let output = shell
-            .python(&format!("NEEDLES = \"\"\"{needles}\"\"\"\n{SEARCH}"))
-            .await?;
-        let control = names.len() - 1;
-        let mut control_found = false;
-        for line in output.lines().filter_map(|line| line.strip_prefix("FOUND ")) {
-            let number: usize = line.split(' ').next().unwrap_or_default().parse()?;
-            ensure!(
-                number == control,
-                "{} is in the {} sandbox: {line}",
-                names[number],
-                shell.kind()
-            );
-            control_found = true;
-        }
-        ensure!(
-            control_found,
-            "{}: the search did not find the dummy token: {output}",
-            shell.kind()
-        );
+        let output = shell.python(&needles.program()).await?;
+        needles
+            .judge(&output)
+            .with_context(|| format!("the {} sandbox", shell.kind()))?;
     }
     Ok(())
-}
-
-/// Names and masked values of everything secret, and last the control: what a sandbox does hold.
-async fn needles() -> Result<(Vec<String>, String)> {
-    let client = cli_mcp_e2e::cluster::client().await?;
-    let (mut names, mut needles) = (Vec::new(), String::new());
-    let mut mask = |name: String, value: &[u8]| -> Result<()> {
-        names.push(name);
-        for byte in value {
-            write!(needles, "{:02x}", byte ^ 0x5a)?;
-        }
-        needles.push('\n');
-        Ok(())
-    };
-    for namespace in ["attack-home", "attack-neighbour", "cli-mcp-operator-system"] {
-        let secrets = Api::<Secret>::namespaced(client.clone(), namespace)
-            .list(&ListParams::default())
-            .await?;
-        for secret in secrets {
-            let name = secret.metadata.name.unwrap_or_default();
-            for (key, ByteString(value)) in secret.data.into_iter().flatten() {
-                // Certificates and the namespace's name are public.
-                if !key.ends_with(".crt") && key != "namespace" {
-                    mask(format!("{namespace}/{name}/{key}"), secret_part(&key, &value))?;
-                }
-            }
-        }
-    }
-    mask("control".to_owned(), b"proxy-managed-token")?;
-    ensure!(
-        names.len() > 10,
-        "expected a CA key, an HMAC key, a TLS key and two tokens of each instance: {names:?}"
-    );
-    Ok((names, needles))
-}
-
-/// The part of a value that is secret, and so long that no chance puts it elsewhere.
-fn secret_part<'a>(key: &str, value: &'a [u8]) -> &'a [u8] {
-    let at = |needle: &[u8]| value.windows(needle.len()).position(|window| window == needle);
-    if let Some(line) = value.starts_with(b"-----BEGIN").then(|| at(b"\n")).flatten() {
-        // Of a P-256 key the frame is the same in every key, and the public half is in the certificate. The private
-        // scalar begins at byte 7 of SEC 1 (RFC 5915) and at byte 36 of PKCS #8 (RFC 5958), each in the first line.
-        let scalar = if value.starts_with(b"-----BEGIN EC ") {
-            12..48
-        } else {
-            48..64
-        };
-        return &value[line + 1 + scalar.start..line + 1 + scalar.end];
-    }
-    // Tokens are three parts of which the last is the signature; the HMAC key is 32 bytes.
-    let end = if key == "kubeconfig" {
-        let token = at(b"token: ").map_or(0, |start| start + b"token: ".len());
-        value[token..]
-            .iter()
-            .position(|byte| *byte == b'\n')
-            .map_or(value.len(), |length| token + length)
-    } else {
-        value.len()
-    };
-    &value[end.saturating_sub(24)..end]
 }
 
 /// Tried: reading the agent's environment, memory, descriptors and working folder in `/proc`, tracing it, and taking its

@@ -14,8 +14,9 @@ dns_ready() {
 await_dns() {
   wait_for 80 dns_ready && return
   {
-    KUBECONFIG=$kubeconfig "$state/bin/kubectl" --namespace kube-system describe pods --selector k8s-app=kube-dns
-    KUBECONFIG=$kubeconfig "$state/bin/kubectl" --namespace kube-system logs deployment/coredns --tail=20
+    KUBECONFIG=$kubeconfig "$state/bin/kubectl" --namespace kube-system get pods --selector k8s-app=kube-dns --output wide
+    KUBECONFIG=$kubeconfig "$state/bin/kubectl" --namespace kube-system events --types Warning | tail -n 6
+    KUBECONFIG=$kubeconfig "$state/bin/kubectl" --namespace kube-system logs deployment/coredns --tail=10
   } >>"$state/log/coredns.log" 2>&1 || true
   component_failed coredns "it did not become ready in time"
 }

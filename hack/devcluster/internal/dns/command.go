@@ -3,6 +3,7 @@ package dns
 
 import (
 	"fmt"
+	"log"
 	"os"
 
 	"github.com/coredns/caddy"
@@ -35,6 +36,7 @@ func serve(conf string) error {
 	if err != nil {
 		return fmt.Errorf("reading the Corefile: %w", err)
 	}
+	logToStandardOutput()
 	caddy.TrapSignals()
 	instance, err := caddy.Start(caddy.CaddyfileInput{Contents: contents, Filepath: conf, ServerTypeName: "dns"})
 	if err != nil {
@@ -42,4 +44,11 @@ func serve(conf string) error {
 	}
 	instance.Wait()
 	return nil
+}
+
+// logToStandardOutput ends a circle: the commands of Kubernetes, of which this program is one, have made klog the output of
+// the standard logger, and CoreDNS makes the standard logger the output of klog. Each holds its lock while it writes to the
+// other, so that two lines at once stop both for ever, with everything that logs.
+func logToStandardOutput() {
+	log.SetOutput(os.Stdout)
 }

@@ -54,7 +54,7 @@ demo: cluster-ready images ## Start a cluster, install the operator, hold a real
 	@$(IN_CLUSTER) DEMO_PROGRAM=$(DEV_BIN_DIR)/demo hack/demo.sh
 
 .PHONY: test
-test: lint test-unit test-conformance $(if $(filter dev,$(CLUSTER)),test-cluster) test-e2e ## Run everything: lint, unit and component tests, then the tests on the cluster
+test: lint test-unit test-conformance test-mcp-clients $(if $(filter dev,$(CLUSTER)),test-cluster) test-e2e ## Run everything: lint, unit and component tests, then the tests on the cluster
 
 ##@ Development
 
@@ -225,10 +225,10 @@ bench: ## Measure every part against a floor of the same run; one report, a tabl
 	hack/bench $(TARGET_DIR)/bench $(TARGET_DIR)/bench-operator.json $(BENCH)
 bench-agent: ## Measure the agent: latency, throughput, memory, timeouts; a table and JSON
 	$(CARGO) build --locked --profile prod -p cli-mcp-agent
-	$(CARGO) run --locked --release -p cli-mcp-agent --example bench -- $(TARGET_DIR)/$(CARGO_BUILD_TARGET)/prod/agent
+	$(CARGO) run --locked --release -p cli-mcp-agent --example bench-agent -- $(TARGET_DIR)/$(CARGO_BUILD_TARGET)/prod/agent
 bench-proxy: ## Measure the proxy against direct TLS; a table and JSON
 	$(CARGO) build --locked --profile prod -p cli-mcp-proxy
-	$(CARGO) run --locked --release -p cli-mcp-proxy --example bench -- $(TARGET_DIR)/$(CARGO_BUILD_TARGET)/prod/proxy
+	$(CARGO) run --locked --release -p cli-mcp-proxy --example bench-proxy -- $(TARGET_DIR)/$(CARGO_BUILD_TARGET)/prod/proxy
 .PHONY: bench-server
 bench-server: dev-cluster ## Measure the server on the development cluster; a table and JSON
 	$(MAKE) images deploy PROFILE=prod

@@ -38,4 +38,4 @@ fi
 cp "$here/typescript.mjs" "$here/python.py" "$cache/"
 
 # shellcheck disable=SC2086 # CARGO may be a command with arguments.
-MCP_CLIENTS=$cache ${CARGO:-cargo} test --locked -p cli-mcp-server --test component -- --ignored clients::
+MCP_CLIENTS=$cache ${CARGO:-cargo} test --locked --workspace --test component -- --ignored clients::

@@ -12,6 +12,7 @@ pub mod holder;
 pub mod http;
 pub mod metrics;
 pub(crate) mod outcome;
+pub(crate) mod patience;
 pub mod pipes;
 pub mod probe;
 pub mod processes;

@@ -1,10 +1,15 @@
 //! The process table as `/proc` shows it, and which of its processes belong to one call.
 
 use std::collections::{HashMap, HashSet};
-use std::fs;
 use std::path::PathBuf;
+use std::time::Duration;
+use std::{fs, io};
 
 use nix::libc;
+use nix::sys::signal::Signal;
+
+/// The unit of the times of `proc_pid_stat(5)`: `sysconf(_SC_CLK_TCK)` is 100 on every Linux.
+const TICK: Duration = Duration::from_millis(10);
 
 /// A process that cannot be taken for a later one with the same number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -26,6 +31,8 @@ pub struct Process {
     pub state: u8,
     /// For a zombie: the wait status, as `waitpid(2)` would give it.
     pub wait_status: i32,
+    /// The processor time that it has used, in hundredths of a second as the kernel tells it.
+    pub has_run: Duration,
 }
 
 impl Process {
@@ -47,6 +54,12 @@ fn parse_stat(pid: i32, stat: &[u8]) -> Option<Process> {
     let rest = &stat[stat.iter().rposition(|byte| *byte == b')')? + 1..];
     let text = std::str::from_utf8(rest).ok()?;
     let fields: Vec<&str> = text.split_ascii_whitespace().collect();
+    let ticks = |field: usize| {
+        fields
+            .get(field)
+            .and_then(|field| field.parse::<u64>().ok())
+            .unwrap_or(0)
+    };
     Some(Process {
         identity: Identity {
             pid,
@@ -55,6 +68,8 @@ fn parse_stat(pid: i32, stat: &[u8]) -> Option<Process> {
         parent: fields.get(1)?.parse().ok()?,
         state: *fields.first()?.as_bytes().first()?,
         wait_status: fields.get(49).and_then(|field| field.parse().ok()).unwrap_or(0),
+        // `utime` and `stime`.
+        has_run: TICK * u32::try_from(ticks(11) + ticks(12)).unwrap_or(u32::MAX),
     })
 }
 
@@ -90,13 +105,19 @@ pub enum Disposition {
 /// Reads what a process does with SIGINT; a process that is gone counts as the default.
 #[must_use]
 pub fn interrupt_disposition(pid: i32) -> Disposition {
+    disposition(pid, Signal::SIGINT)
+}
+
+/// Reads what a process does with a signal; a process that is gone counts as the default.
+#[must_use]
+pub fn disposition(pid: i32, signal: Signal) -> Disposition {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let holds = |name: &str| {
         status
             .lines()
             .find_map(|line| line.strip_prefix(name))
             .and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok())
-            .is_some_and(|mask| mask & 0b10 != 0)
+            .is_some_and(|mask| mask >> (signal as u32 - 1) & 1 != 0)
     };
     if holds("SigIgn:") {
         Disposition::Ignored
@@ -107,6 +128,13 @@ pub fn interrupt_disposition(pid: i32) -> Disposition {
     }
 }
 
+/// Whether a process stands in `wait4(2)`, as `/proc/<pid>/syscall` shows it. None where that may not be looked at.
+#[must_use]
+pub fn waits_for_children(pid: i32) -> Option<bool> {
+    let text = fs::read_to_string(format!("/proc/{pid}/syscall")).ok()?;
+    Some(text.split(' ').next() == Some(&libc::SYS_wait4.to_string()))
+}
+
 /// Whether a process stands in `read(2)` of its descriptor 0, as `/proc/<pid>/syscall` shows it. None where that may not
 /// be looked at.
 #[must_use]
@@ -114,6 +142,12 @@ pub fn reads_descriptor_0(pid: i32) -> Option<bool> {
     let text = fs::read_to_string(format!("/proc/{pid}/syscall")).ok()?;
     let mut fields = text.split(' ');
     Some(fields.next() == Some(&libc::SYS_read.to_string()) && fields.next() == Some("0x0"))
+}
+
+/// Whether a descriptor is open in a process; also where that may not be looked at.
+#[must_use]
+pub fn has_descriptor(pid: i32, number: i32) -> bool {
+    !fs::read_link(format!("/proc/{pid}/fd/{number}")).is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
 }
 
 /// The file mode creation mask of a process.
@@ -204,6 +238,7 @@ mod tests {
             parent,
             state: b'S',
             wait_status: 0,
+            has_run: Duration::ZERO,
         }
     }
 

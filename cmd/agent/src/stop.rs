@@ -10,8 +10,9 @@ use std::time::Duration;
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use tokio::time::{Instant, sleep, timeout_at};
+use tokio::time::{Instant, sleep, timeout};
 
+use crate::patience::Patience;
 use crate::processes::{self, Disposition, Identity, Process, Roots};
 use crate::reaper::ExitCode;
 use crate::script::{self, Nonce, Status};
@@ -24,6 +25,8 @@ const INTERRUPTS: usize = 3;
 const INTERRUPT_WAIT: Duration = Duration::from_millis(100);
 /// How long bash may take from the interrupt to its prompt.
 const PROMPT_WAIT: Duration = Duration::from_millis(500);
+/// How often a bash is looked at while something is expected of it.
+const PROMPT_LOOK: Duration = Duration::from_millis(50);
 /// How long a bash that must go may take to begin to save its state, and then to end.
 const SAVE_BEGIN: Duration = Duration::from_secs(1);
 const SAVE_WAIT: Duration = Duration::from_secs(3);
@@ -148,6 +151,9 @@ pub async fn stop(shell: &mut Shell, scope: Scope<'_>, trapped: bool) -> Outcome
     if !ended_by_interrupt {
         return lost(shell);
     }
+    if foreground.is_none() {
+        leave_wait(shell).await;
+    }
     shell.forget_noise();
     shell.signal(Signal::SIGINT);
     shell.signal(Signal::SIGCONT);
@@ -159,7 +165,7 @@ pub async fn stop(shell: &mut Shell, scope: Scope<'_>, trapped: bool) -> Outcome
     if let Err(error) = asked {
         tracing::debug!(%error, "The interrupted shell does not read");
     }
-    match shell.answer(&nonce, Instant::now() + PROMPT_WAIT).await {
+    match answer(shell, &nonce).await {
         Answer::Status(mut status) => {
             scope.kill_all().await;
             if quiet {
@@ -179,22 +185,52 @@ pub async fn stop(shell: &mut Shell, scope: Scope<'_>, trapped: bool) -> Outcome
     }
 }
 
+/// Brings a frozen bash out of its `wait`, into the agent's trap, where SIGINT would end it there; else leaves it alone.
+async fn leave_wait(shell: &Shell) {
+    let bash = shell.pid;
+    if !shell.dialect.wait_is_fatal
+        || shell.hazards.aliased_keywords
+        || processes::disposition(bash, script::LEAVE_WAIT) != Disposition::Caught
+        || processes::waits_for_children(bash) != Some(true)
+    {
+        return;
+    }
+    shell.signal(script::LEAVE_WAIT);
+    shell.signal(Signal::SIGCONT);
+    let patience = Patience::new(bash, INTERRUPT_WAIT);
+    while processes::has_descriptor(bash, 0) && !patience.is_over() {
+        sleep(STEP).await;
+    }
+}
+
+/// Waits for the status that the interrupted shell was asked for.
+async fn answer(shell: &mut Shell, nonce: &Nonce) -> Answer {
+    let patience = Patience::new(shell.pid, PROMPT_WAIT);
+    loop {
+        match shell.answer(nonce, Instant::now() + PROMPT_LOOK).await {
+            Answer::Nothing if !patience.is_over() => {}
+            answer => return answer,
+        }
+    }
+}
+
 /// Ends a frozen bash that cannot be kept. Unless `silent` it may save its state first: an untrapped SIGVTALRM makes it run
 /// its EXIT trap, which is the agent's, from wherever it stands, an expansion or a loop, and nothing of the list after it.
 pub async fn end(shell: &mut Shell, scope: Scope<'_>, silent: bool) {
     if !silent {
         shell.signal(Signal::SIGVTALRM);
         shell.signal(Signal::SIGCONT);
-        let begun = Instant::now();
-        let deadline = |shell: &Shell| {
-            begun
-                + if shell.ending_with().is_some() {
-                    SAVE_WAIT
-                } else {
-                    SAVE_BEGIN
-                }
-        };
-        while let Ok(None) = timeout_at(deadline(shell), shell.hear_more()).await {}
+        let mut patience = Patience::new(shell.pid, SAVE_BEGIN);
+        let mut saving = false;
+        while !patience.is_over() {
+            if !saving && shell.ending_with().is_some() {
+                saving = true;
+                patience = Patience::new(shell.pid, SAVE_WAIT);
+            }
+            if let Ok(Some(_)) = timeout(PROMPT_LOOK, shell.hear_more()).await {
+                break;
+            }
+        }
     }
     shell.signal(Signal::SIGKILL);
     shell.exit.wait().await;
@@ -237,8 +273,8 @@ async fn interrupt(frozen: &[(Process, Disposition)], foreground: Option<Process
             }
         }
         let Some(foreground) = foreground else { return true };
-        let deadline = Instant::now() + INTERRUPT_WAIT;
-        while Instant::now() < deadline {
+        let patience = Patience::new(foreground.identity.pid, INTERRUPT_WAIT);
+        while !patience.is_over() {
             if let Some(by_interrupt) = end_of(foreground) {
                 return by_interrupt;
             }
@@ -262,6 +298,7 @@ mod tests {
             parent,
             state: b'T',
             wait_status: 0,
+            has_run: Duration::ZERO,
         };
         let frozen = [
             (process(10, 3), Disposition::Default),

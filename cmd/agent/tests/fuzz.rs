@@ -148,11 +148,16 @@ fn afresh(mut agent: Agent, descriptors: usize) -> Agent {
     assert_eq!(agent.run("true").exit_code, 0);
     assert_eq!(agent.request("GET", "/health", &[], b"").status, 200);
     agent.until_quiet();
-    assert!(
-        agent.descriptors() <= descriptors + 4,
-        "{descriptors} then {}",
-        agent.descriptors()
-    );
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while agent.descriptors() > descriptors + 2 {
+        // Those of the last connections and outputs go a moment after the answer.
+        assert!(
+            Instant::now() < deadline,
+            "{descriptors} then {:?}",
+            agent.open_descriptors()
+        );
+        std::thread::sleep(Duration::from_millis(10));
+    }
     Agent::start()
 }
 

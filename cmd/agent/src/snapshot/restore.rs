@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::path::Path;
 
 use super::{Snapshot, kept};
-use crate::script::quote;
+use crate::script::{WAIT_TRAP, quote, wait_trap};
 
 /// `set -o` options that never come back: those that do not outlive a call, end the shell, or are the agent's own.
 const OPTIONS_NOT_RESTORED: [&str; 7] = [
@@ -50,6 +50,7 @@ impl Snapshot {
         }
         script.push_str("\\unset -v CLI_MCP_N\n");
         let _ = writeln!(script, "\\trap {} EXIT", quote(exit_trap));
+        script.push_str(&wait_trap());
         for trap in self.user_traps() {
             let _ = writeln!(script, "\\eval {}", quote(&trap));
         }
@@ -93,9 +94,10 @@ impl Snapshot {
     }
 }
 
-/// Whether a line of `trap -p` shows the agent's own EXIT trap.
+/// Whether a line of `trap -p` shows one of the agent's own traps.
 fn is_own(trap: &str) -> bool {
-    trap.starts_with("trap -- '{ \\. /proc/") && trap.trim_end().ends_with("2>/dev/null' EXIT")
+    let exit = trap.starts_with("trap -- '{ \\. /proc/") && trap.trim_end().ends_with("2>/dev/null' EXIT");
+    exit || trap.starts_with(&format!("trap -- {} ", quote(WAIT_TRAP)))
 }
 
 /// Changes to a directory, or to its nearest parent that is there (case 58).
@@ -115,5 +117,6 @@ pub fn change_directory(directory: &str) -> String {
 /// The script of a bash that has nothing to restore.
 #[must_use]
 pub fn startup_script(directory: &str, exit_trap: &str) -> String {
-    format!("{}\\trap {} EXIT\n", change_directory(directory), quote(exit_trap))
+    let directory = change_directory(directory);
+    format!("{directory}\\trap {} EXIT\n{}", quote(exit_trap), wait_trap())
 }

@@ -301,7 +301,15 @@ impl Agent {
     }
 
     pub(crate) fn descriptors(&self) -> usize {
-        std::fs::read_dir(format!("/proc/{}/fd", self.pid())).unwrap().count()
+        self.open_descriptors().len()
+    }
+
+    /// What each open descriptor of the agent refers to.
+    pub(crate) fn open_descriptors(&self) -> Vec<std::path::PathBuf> {
+        std::fs::read_dir(format!("/proc/{}/fd", self.pid()))
+            .unwrap()
+            .map(|entry| std::fs::read_link(entry.unwrap().path()).unwrap_or_default())
+            .collect()
     }
 }
 

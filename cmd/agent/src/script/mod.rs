@@ -1,11 +1,16 @@
-//! The lines that the agent writes to bash, and the status lines that it reads back. Text only; nothing here runs.
+//! The lines that the agent writes to bash. Text only; nothing here runs.
 //!
 //! Everything rests on keywords, assignments and backslashed names, so that a user's functions and aliases called like
 //! builtins change nothing (case 51). Bash's own standard error is the status pipe: the null command after `time` prints
 //! `TIMEFORMAT` there, needs no redirection, runs no trap, and is not traced. During a call that descriptor is replaced
 //! by the call's stderr, so that no child ever inherits it.
 
-use std::fmt::Write as _;
+mod status;
+
+use nix::sys::signal::Signal;
+
+use self::status::{Asked, report};
+pub use self::status::{Dialect, Status, find_status};
 
 /// What tells one status line from everything else that may reach the pipe: unknown until bash reads the line.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -27,9 +32,6 @@ impl Default for Nonce {
 
 /// `TIMEFORMAT` as bash behaves without one, quoted.
 const DEFAULT_TIMEFORMAT: &str = r"$'\nreal\t%3lR\nuser\t%3lU\nsys\t%3lS'";
-
-/// Separates the fields of a status line; `${x@Q}` never yields it.
-const FIELD: char = '\u{1f}';
 
 /// Variables that make an idle bash act on its own: taken away between calls and put back for each (case 55, `TMOUT`).
 /// Each value is quoted for bash, empty when the user has set none.
@@ -55,7 +57,7 @@ pub struct Hazards {
 }
 
 /// Keywords of the wrapper's lines: aliases of these names would take them over where aliases are expanded.
-pub const KEYWORDS: [&str; 4] = ["time", "!", "[[", "{"];
+pub const KEYWORDS: [&str; 7] = ["time", "!", "[[", "{", "while", "do", "done"];
 
 /// Ends a line after which no alias may be expanded in the agent's own lines: some may be called like keywords.
 const ALIASES_OFF: &str = r"\shopt -u expand_aliases";
@@ -77,43 +79,6 @@ impl Hazards {
     }
 }
 
-/// What the last status line said.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Status {
-    /// `$?` of what ran.
-    pub code: u8,
-    /// `$-`.
-    pub flags: String,
-    /// `$PWD`.
-    pub directory: String,
-    /// What was taken away for the time between calls.
-    pub stash: Stash,
-    /// The user's `expand_aliases`, where the line has switched it off for the time between calls.
-    pub aliases: Option<bool>,
-    /// `TIMEFORMAT` has an attribute that keeps the agent from setting it.
-    pub time_unusable: bool,
-    /// What this bash does differently, where it was asked.
-    pub dialect: Dialect,
-}
-
-/// Where versions of bash differ in what the wrapper rests on.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Dialect {
-    /// Since 5.3 `!` keeps `errexit` away from all that the negated command runs, as POSIX.1-2024 has it.
-    negation_exempts: bool,
-}
-
-impl Dialect {
-    /// That of a version as `5.3`.
-    fn of(version: &str) -> Self {
-        let mut numbers = version.split('.').map(|number| number.parse::<u32>().unwrap_or(0));
-        let version = (numbers.next(), numbers.next());
-        Self {
-            negation_exempts: version >= (Some(5), Some(3)),
-        }
-    }
-}
-
 /// How the next call begins.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Before {
@@ -131,58 +96,6 @@ pub struct Before {
 #[must_use]
 pub fn quote(text: &str) -> String {
     format!("'{}'", text.replace('\'', r"'\''"))
-}
-
-/// How a status is asked for.
-#[derive(Clone, Copy, Debug, Default)]
-struct Asked {
-    /// `TIMEFORMAT` may have been given an attribute: see [`guard`].
-    guarded: bool,
-    /// `BASHOPTS` is wanted as well.
-    with_options: bool,
-    /// So is the version of bash.
-    with_version: bool,
-}
-
-/// An arithmetic expansion that fails when `TIMEFORMAT` has an attribute: `64#0` makes a number of the attributes' letters.
-/// Its message shows the expression, and in it the nonce and the status; that of `${x:?}` would not do, since the status is
-/// forgotten before its words are expanded.
-fn guard(nonce: &str) -> String {
-    format!("$((64#0${{TIMEFORMAT+${{TIMEFORMAT@a}}}}&&1/0,{GUARD_MARK}{nonce},${{PIPESTATUS[0]}}))")
-}
-
-/// What stands before the nonce in the message of a failed [`guard`].
-const GUARD_MARK: &str = "16#";
-/// What stands before the nonce where the status is asked for by an expression that is none.
-const ERROR_MARK: &str = "@";
-
-fn report(nonce: &Nonce, hazards: &Hazards, asked: Asked) -> String {
-    let Nonce(nonce) = nonce;
-    if hazards.time_unusable {
-        // The error's message shows the expression; the rest of the line is discarded.
-        return format!("_=$(({ERROR_MARK}{nonce} ${{PIPESTATUS[0]}}{FIELD}$-{FIELD}$PWD{FIELD}))");
-    }
-    let mut line = format!("TIMEFORMAT=\"${{PIPESTATUS[0]}}{FIELD}$-{FIELD}$PWD");
-    for name in STASHED {
-        let _ = write!(line, "{FIELD}${{{name}:+${{{name}@Q}}}}");
-    }
-    let _ = write!(line, "{FIELD}${{PROMPT_COMMAND+${{PROMPT_COMMAND[@]@Q}}}}");
-    line.push(FIELD);
-    if asked.with_options {
-        line.push_str("$BASHOPTS");
-    }
-    line.push(FIELD);
-    if asked.with_version {
-        line.push_str("${BASH_VERSINFO[0]}.${BASH_VERSINFO[1]}");
-    }
-    if asked.guarded {
-        let _ = write!(line, "{FIELD}{}", guard(nonce));
-    }
-    let _ = write!(line, "\"; TIMEFORMAT=\"{nonce} ${{TIMEFORMAT//%/%%}}\"; time; ");
-    line.push_str(
-        "[[ ${PS0-}${PS1-}${PS2-}${TMOUT-}${PROMPT_COMMAND+x} ]] && { PS0= PS1= PS2= TMOUT=; PROMPT_COMMAND=(); }",
-    );
-    line
 }
 
 /// The paths by which bash reaches a call's command and output.
@@ -358,84 +271,28 @@ pub fn exit_trap(script: &str, output: &str) -> String {
     format!("{{ \\. {script}; }} </dev/null >{output} 2>/dev/null")
 }
 
-/// What that trap reads.
+/// The signal that brings bash out of its `wait`: one that nothing sends (signal(7): "unused").
+pub const LEAVE_WAIT: Signal = Signal::SIGSTKFLT;
+
+/// The line that sets the trap for it where SIGINT would end the shell. A signal with a trap ends `wait`, and the trap keeps
+/// bash from going on until SIGINT comes, which then ends the list as it ends that of any busy shell.
+#[must_use]
+pub fn wait_trap() -> String {
+    format!(
+        "((BASH_VERSINFO[0] * 100 + BASH_VERSINFO[1] < 503)) || \\trap {} {LEAVE_WAIT}\n",
+        quote(WAIT_TRAP),
+    )
+}
+
+/// The text of that trap. Keywords only, so that no function and no builtin that is switched off lets the list go on; heard
+/// by no trace, as [`exit_trap`]. That descriptor 0 is closed shows that bash is in it. The second loop is for a shell that
+/// has no descriptor left to redirect with.
+pub const WAIT_TRAP: &str = "{ while [[ x ]]; do [[ x ]]; done; } 2>/dev/null <&-; while [[ x ]]; do [[ x ]]; done";
+
+/// What the EXIT trap reads.
 #[must_use]
 pub fn exit_script(script: &str) -> String {
     format!("CLI_MCP_X=$?; {}\n", snapshot_body(script))
-}
-
-/// Finds the status line of `nonce` in what came over the pipe.
-#[must_use]
-pub fn find_status(pipe: &[u8], nonce: &Nonce) -> Option<Status> {
-    let marker = nonce.0.as_bytes();
-    let mut start = 0;
-    loop {
-        let found = start
-            + pipe
-                .get(start..)?
-                .windows(marker.len())
-                .position(|window| window == marker)?;
-        start = found + marker.len();
-        let Some(end) = pipe[start..].iter().position(|byte| *byte == b'\n') else {
-            continue;
-        };
-        let (before, rest) = (&pipe[..found], &pipe[start..start + end]);
-        let line_starts = found == 0 || before.ends_with(b"\n");
-        match rest.split_first() {
-            // What follows is the error's own text.
-            Some((b' ', fields)) if before.ends_with(ERROR_MARK.as_bytes()) => {
-                return Some(Status {
-                    stash: Stash::default(),
-                    aliases: None,
-                    ..parse_status(fields)
-                });
-            }
-            Some((b' ', fields)) if line_starts => return Some(parse_status(fields)),
-            Some((b',', code)) if before.ends_with(GUARD_MARK.as_bytes()) => return Some(guarded_status(code)),
-            _ => {}
-        }
-    }
-}
-
-/// The status that a failed [`guard`] tells. Of the rest the worst is assumed.
-fn guarded_status(text: &[u8]) -> Status {
-    let digits = text.iter().take_while(|byte| byte.is_ascii_digit()).count();
-    Status {
-        code: String::from_utf8_lossy(&text[..digits]).parse().unwrap_or(1),
-        flags: "eu".to_owned(),
-        time_unusable: true,
-        ..Status::default()
-    }
-}
-
-fn parse_status(line: &[u8]) -> Status {
-    let mut fields = line.split(|byte| *byte == FIELD as u8);
-    let mut next = || fields.next().unwrap_or_default();
-    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    let code = text(next()).trim().parse().unwrap_or(1);
-    let flags = text(next());
-    let directory = text(next());
-    let mut values = [const { Vec::new() }; 5];
-    for value in &mut values {
-        *value = next().to_vec();
-    }
-    let prompt_command = next().to_vec();
-    let options = next();
-    let version = next();
-    let aliases = (!options.is_empty()).then(|| {
-        options
-            .split(|byte| *byte == b':')
-            .any(|name| name == b"expand_aliases")
-    });
-    Status {
-        code,
-        flags,
-        directory,
-        stash: Stash { values, prompt_command },
-        aliases,
-        time_unusable: false,
-        dialect: Dialect::of(&String::from_utf8_lossy(version)),
-    }
 }
 
 #[cfg(test)]
@@ -448,21 +305,6 @@ mod tests {
             stdout: "/o".into(),
             stderr: "/e".into(),
         }
-    }
-
-    #[test]
-    fn a_status_is_found_only_at_the_start_of_a_line() {
-        let nonce = Nonce("00ff00ff00ff00ff".into());
-        let line = "00ff00ff00ff00ff 7\u{1f}hiBs\u{1f}/usr\u{1f}\u{1f}\u{1f}'$ '\u{1f}\u{1f}\u{1f}'a' 'b'\n";
-        assert_eq!(find_status(format!("x{line}").as_bytes(), &nonce), None);
-        let status = find_status(format!("+ noise\n{line}").as_bytes(), &nonce).unwrap();
-        assert_eq!(
-            (status.code, status.flags.as_str(), status.directory.as_str()),
-            (7, "hiBs", "/usr")
-        );
-        assert_eq!(status.stash.values[2], b"'$ '");
-        assert_eq!(status.stash.prompt_command, b"'a' 'b'");
-        assert_eq!(find_status(&line.as_bytes()[..20], &nonce), None);
     }
 
     #[test]
@@ -539,7 +381,7 @@ mod tests {
         ] {
             assert_eq!(Dialect::of(version).negation_exempts, exempts, "{version}");
         }
-        let new = Dialect { negation_exempts: true };
+        let new = Dialect::of("5.3");
         let line = call(
             &Nonce("n".into()),
             &Before::default(),
@@ -549,21 +391,6 @@ mod tests {
             &paths(),
         );
         assert!(String::from_utf8(line).unwrap().contains(r"; \. /c </dev/null"));
-    }
-
-    #[test]
-    fn a_guard_that_failed_tells_the_status_all_the_same() {
-        let pipe =
-            b"bash: 64#0ru&&1/0,16#00ff00ff00ff00ff,7: division by 0 (error token is \"0,16#00ff00ff00ff00ff,7\")\n";
-        let status = find_status(pipe, &Nonce("00ff00ff00ff00ff".into())).unwrap();
-        assert_eq!((status.code, status.time_unusable, status.aliases), (7, true, None));
-        let pipe = "bash: @00ff00ff00ff00ff 9\u{1f}hB\u{1f}/usr\u{1f}: syntax error: operand expected\n";
-        let status = find_status(pipe.as_bytes(), &Nonce("00ff00ff00ff00ff".into())).unwrap();
-        assert_eq!(
-            (status.code, status.flags.as_str(), status.directory.as_str()),
-            (9, "hB", "/usr")
-        );
-        assert_eq!(status.stash, Stash::default());
     }
 
     #[test]

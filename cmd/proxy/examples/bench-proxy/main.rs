@@ -1,6 +1,6 @@
 //! Measures the proxy program against direct TLS in one run: the table of figures that it must reach.
 //!
-//! `cargo run --release --example bench -- PATH_OF_PROXY` prints the table, and JSON on the last line. The client lives
+//! `cargo run --release --example bench-proxy -- PATH_OF_PROXY` prints the table, and JSON on the last line. The client lives
 //! in this process, upstream and proxy each in one of their own: a direct request crosses as many processes as it does
 //! in life, and the proxy's memory and CPU are its own.
 

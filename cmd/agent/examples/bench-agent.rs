@@ -1,6 +1,6 @@
 //! Measures the agent against floors in the same run: a bare HTTP echo, a plain pipe. Prints a table and one JSON line.
 //!
-//! `cargo run --release --example bench -- PATH-TO-AGENT [CALLS]`
+//! `cargo run --release --example bench-agent -- PATH-TO-AGENT [CALLS]`
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};

@@ -1,0 +1,211 @@
+//! The status line: how bash is made to tell the state of the shell after a line, and how that is read back.
+
+use std::fmt::Write as _;
+
+use super::{Hazards, Nonce, STASHED, Stash};
+
+/// Separates the fields of a status line; `${x@Q}` never yields it.
+const FIELD: char = '\u{1f}';
+
+/// What the last status line said.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Status {
+    /// `$?` of what ran.
+    pub code: u8,
+    /// `$-`.
+    pub flags: String,
+    /// `$PWD`.
+    pub directory: String,
+    /// What was taken away for the time between calls.
+    pub stash: Stash,
+    /// The user's `expand_aliases`, where the line has switched it off for the time between calls.
+    pub aliases: Option<bool>,
+    /// `TIMEFORMAT` has an attribute that keeps the agent from setting it.
+    pub time_unusable: bool,
+    /// What this bash does differently, where it was asked.
+    pub dialect: Dialect,
+}
+
+/// Where versions of bash differ in what the wrapper rests on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Dialect {
+    /// Since 5.3 `!` keeps `errexit` away from all that the negated command runs, as POSIX.1-2024 has it.
+    pub(super) negation_exempts: bool,
+    /// Since 5.3 SIGINT ends an interactive shell that stands in `wait` inside a sourced file.
+    pub wait_is_fatal: bool,
+}
+
+impl Dialect {
+    /// That of a version as `5.3`.
+    pub(super) fn of(version: &str) -> Self {
+        let mut numbers = version.split('.').map(|number| number.parse::<u32>().unwrap_or(0));
+        let version = (numbers.next(), numbers.next());
+        let from_5_3 = version >= (Some(5), Some(3));
+        Self {
+            negation_exempts: from_5_3,
+            wait_is_fatal: from_5_3,
+        }
+    }
+}
+
+/// How a status is asked for.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Asked {
+    /// `TIMEFORMAT` may have been given an attribute: see [`guard`].
+    pub(super) guarded: bool,
+    /// `BASHOPTS` is wanted as well.
+    pub(super) with_options: bool,
+    /// So is the version of bash.
+    pub(super) with_version: bool,
+}
+
+/// An arithmetic expansion that fails when `TIMEFORMAT` has an attribute: `64#0` makes a number of the attributes' letters.
+/// Its message shows the expression, and in it the nonce and the status; that of `${x:?}` would not do, since the status is
+/// forgotten before its words are expanded.
+fn guard(nonce: &str) -> String {
+    format!("$((64#0${{TIMEFORMAT+${{TIMEFORMAT@a}}}}&&1/0,{GUARD_MARK}{nonce},${{PIPESTATUS[0]}}))")
+}
+
+/// What stands before the nonce in the message of a failed [`guard`].
+const GUARD_MARK: &str = "16#";
+/// What stands before the nonce where the status is asked for by an expression that is none.
+const ERROR_MARK: &str = "@";
+
+/// The end of a line that makes bash tell its status.
+pub(super) fn report(nonce: &Nonce, hazards: &Hazards, asked: Asked) -> String {
+    let Nonce(nonce) = nonce;
+    if hazards.time_unusable {
+        // The error's message shows the expression; the rest of the line is discarded.
+        return format!("_=$(({ERROR_MARK}{nonce} ${{PIPESTATUS[0]}}{FIELD}$-{FIELD}$PWD{FIELD}))");
+    }
+    let mut line = format!("TIMEFORMAT=\"${{PIPESTATUS[0]}}{FIELD}$-{FIELD}$PWD");
+    for name in STASHED {
+        let _ = write!(line, "{FIELD}${{{name}:+${{{name}@Q}}}}");
+    }
+    let _ = write!(line, "{FIELD}${{PROMPT_COMMAND+${{PROMPT_COMMAND[@]@Q}}}}");
+    line.push(FIELD);
+    if asked.with_options {
+        line.push_str("$BASHOPTS");
+    }
+    line.push(FIELD);
+    if asked.with_version {
+        line.push_str("${BASH_VERSINFO[0]}.${BASH_VERSINFO[1]}");
+    }
+    if asked.guarded {
+        let _ = write!(line, "{FIELD}{}", guard(nonce));
+    }
+    let _ = write!(line, "\"; TIMEFORMAT=\"{nonce} ${{TIMEFORMAT//%/%%}}\"; time; ");
+    line.push_str(
+        "[[ ${PS0-}${PS1-}${PS2-}${TMOUT-}${PROMPT_COMMAND+x} ]] && { PS0= PS1= PS2= TMOUT=; PROMPT_COMMAND=(); }",
+    );
+    line
+}
+
+/// Finds the status line of `nonce` in what came over the pipe.
+#[must_use]
+pub fn find_status(pipe: &[u8], nonce: &Nonce) -> Option<Status> {
+    let marker = nonce.0.as_bytes();
+    let mut start = 0;
+    loop {
+        let found = start
+            + pipe
+                .get(start..)?
+                .windows(marker.len())
+                .position(|window| window == marker)?;
+        start = found + marker.len();
+        let Some(end) = pipe[start..].iter().position(|byte| *byte == b'\n') else {
+            continue;
+        };
+        let (before, rest) = (&pipe[..found], &pipe[start..start + end]);
+        let line_starts = found == 0 || before.ends_with(b"\n");
+        match rest.split_first() {
+            // What follows is the error's own text.
+            Some((b' ', fields)) if before.ends_with(ERROR_MARK.as_bytes()) => {
+                return Some(Status {
+                    stash: Stash::default(),
+                    aliases: None,
+                    ..parse_status(fields)
+                });
+            }
+            Some((b' ', fields)) if line_starts => return Some(parse_status(fields)),
+            Some((b',', code)) if before.ends_with(GUARD_MARK.as_bytes()) => return Some(guarded_status(code)),
+            _ => {}
+        }
+    }
+}
+
+/// The status that a failed [`guard`] tells. Of the rest the worst is assumed.
+fn guarded_status(text: &[u8]) -> Status {
+    let digits = text.iter().take_while(|byte| byte.is_ascii_digit()).count();
+    Status {
+        code: String::from_utf8_lossy(&text[..digits]).parse().unwrap_or(1),
+        flags: "eu".to_owned(),
+        time_unusable: true,
+        ..Status::default()
+    }
+}
+
+fn parse_status(line: &[u8]) -> Status {
+    let mut fields = line.split(|byte| *byte == FIELD as u8);
+    let mut next = || fields.next().unwrap_or_default();
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    let code = text(next()).trim().parse().unwrap_or(1);
+    let flags = text(next());
+    let directory = text(next());
+    let mut values = [const { Vec::new() }; 5];
+    for value in &mut values {
+        *value = next().to_vec();
+    }
+    let prompt_command = next().to_vec();
+    let options = next();
+    let version = next();
+    let aliases = (!options.is_empty()).then(|| {
+        options
+            .split(|byte| *byte == b':')
+            .any(|name| name == b"expand_aliases")
+    });
+    Status {
+        code,
+        flags,
+        directory,
+        stash: Stash { values, prompt_command },
+        aliases,
+        time_unusable: false,
+        dialect: Dialect::of(&String::from_utf8_lossy(version)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_status_is_found_only_at_the_start_of_a_line() {
+        let nonce = Nonce("00ff00ff00ff00ff".into());
+        let line = "00ff00ff00ff00ff 7\u{1f}hiBs\u{1f}/usr\u{1f}\u{1f}\u{1f}'$ '\u{1f}\u{1f}\u{1f}'a' 'b'\n";
+        assert_eq!(find_status(format!("x{line}").as_bytes(), &nonce), None);
+        let status = find_status(format!("+ noise\n{line}").as_bytes(), &nonce).unwrap();
+        assert_eq!(
+            (status.code, status.flags.as_str(), status.directory.as_str()),
+            (7, "hiBs", "/usr")
+        );
+        assert_eq!(status.stash.values[2], b"'$ '");
+        assert_eq!(status.stash.prompt_command, b"'a' 'b'");
+        assert_eq!(find_status(&line.as_bytes()[..20], &nonce), None);
+    }
+
+    #[test]
+    fn a_guard_that_failed_tells_the_status_all_the_same() {
+        let pipe =
+            b"bash: 64#0ru&&1/0,16#00ff00ff00ff00ff,7: division by 0 (error token is \"0,16#00ff00ff00ff00ff,7\")\n";
+        let status = find_status(pipe, &Nonce("00ff00ff00ff00ff".into())).unwrap();
+        assert_eq!((status.code, status.time_unusable, status.aliases), (7, true, None));
+        let pipe = "bash: @00ff00ff00ff00ff 9\u{1f}hB\u{1f}/usr\u{1f}: syntax error: operand expected\n";
+        let status = find_status(pipe.as_bytes(), &Nonce("00ff00ff00ff00ff".into())).unwrap();
+        assert_eq!(
+            (status.code, status.flags.as_str(), status.directory.as_str()),
+            (9, "hB", "/usr")
+        );
+        assert_eq!(status.stash, Stash::default());
+    }
+}

@@ -1,0 +1,152 @@
+//! The end of a call: what becomes of the shell that it ran in.
+
+use cli_mcp_sandbox::wire::ExecResult;
+use nix::sys::signal::Signal;
+
+use super::Session;
+use super::replace::When;
+use crate::pipes::CallPipes;
+use crate::processes::{self, Roots};
+use crate::reaper::ExitCode;
+use crate::running::End;
+use crate::shell::Shell;
+use crate::snapshot::{Snapshot, may_set_traps};
+use crate::stop::{self, Outcome, Scope};
+
+impl Session {
+    /// Takes the shell of a call back, with what is left to do about the way it ended. False when bash is sure never to
+    /// have read the command.
+    pub(super) async fn take_back(
+        &mut self,
+        mut shell: Shell,
+        pipes: &CallPipes,
+        end: &End,
+        exit_code: ExitCode,
+        command: &str,
+    ) -> bool {
+        let roots = Roots {
+            bash: shell.pid,
+            ..self.roots()
+        };
+        let scope = Scope {
+            roots,
+            earlier: &self.earlier,
+        };
+        match end {
+            End::Status(status) => {
+                let mut status = status.clone();
+                if pipes.command_unread() {
+                    if status.aliases == Some(true) && !shell.hazards.aliased_keywords {
+                        // The line was lost to what the last command left; with aliases off the next is read.
+                        shell.hazards.aliased_keywords = true;
+                        shell.before.aliases = Some(true);
+                        self.shell = Some(shell);
+                    } else {
+                        // Something of the user's stood in for the sourcing builtin, or it cannot open its input.
+                        shell.signal(Signal::SIGKILL);
+                        shell.exit.wait().await;
+                        self.shell = Some(shell);
+                        self.reset = Some(self.shell_lost("could not begin a command", When::Idle, None));
+                    }
+                    return false;
+                }
+                status.code = exit_code;
+                shell.settle(status);
+                self.shell = Some(shell);
+            }
+            End::Shell(_) => self.shell = Some(shell),
+            End::Deadline | End::Cancelled => {
+                let state = self.state.as_ref();
+                let trapped = may_set_traps(command)
+                    || state.is_some_and(|state| state.traps_interrupt() || state.may_set_traps());
+                match stop::stop(&mut shell, scope, trapped).await {
+                    Outcome::Kept(mut status) => {
+                        status.code = exit_code;
+                        shell.settle(status);
+                        self.shell = Some(shell);
+                    }
+                    Outcome::Ended(_) => self.shell = Some(shell),
+                    Outcome::Lost => {
+                        let directory = processes::working_directory(shell.pid);
+                        // A trap of the user's for the end would be more of the command.
+                        let silent = state.is_some_and(Snapshot::traps_the_end) || names_the_end(command);
+                        stop::end(&mut shell, scope, silent).await;
+                        self.shell = Some(shell);
+                        let what = "had to be ended with the last call";
+                        self.next_reset = Some(self.shell_lost(what, When::InCall, directory));
+                    }
+                }
+            }
+        }
+        true
+    }
+}
+
+/// Whether a command may set a trap for the end of the shell, or for the signal by which the agent ends one.
+fn names_the_end(command: &str) -> bool {
+    may_set_traps(command)
+        && ["EXIT", "exit", " 0", "VTALRM", "vtalrm", "26"]
+            .iter()
+            .any(|name| command.contains(name))
+}
+
+/// Whether bash's parser met the end of the command inside `$(`: then the last line of stderr names the command, or
+/// `eval`, and the parenthesis that is missing, in whatever language. The message of an unexpected token, which may be a
+/// parenthesis, has another line after it, which begins as it does. A command can forge this: it then gets a fresh shell,
+/// and nothing else.
+pub(super) fn left_unclosed_substitution(result: &ExecResult) -> bool {
+    let mut lines = result.stderr.lines().rev();
+    let (Some(last), before) = (lines.next(), lines.next()) else {
+        return false;
+    };
+    let Some((place, message)) = last.split_once(": ").and_then(|(_, rest)| {
+        let at = rest.find("/fd/").or_else(|| rest.find("eval"))?;
+        let end = at + rest[at..].find(": ")?;
+        Some((rest[..end].to_owned(), rest[end + 2..].to_owned()))
+    }) else {
+        return false;
+    };
+    result.exit_code == 2 && message.contains(')') && !before.is_some_and(|line| line.contains(&format!("{place}: ")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn unclosed(exit_code: ExitCode, stderr: &str) -> bool {
+        left_unclosed_substitution(&ExecResult {
+            stdout: String::new(),
+            stderr: stderr.to_owned(),
+            exit_code,
+            duration_ms: 0,
+            truncated: false,
+            timed_out: false,
+            session_reset: None,
+        })
+    }
+
+    #[test]
+    fn an_unclosed_substitution_is_known_in_any_language() {
+        for stderr in [
+            "bash: /proc/9/fd/10: line 1: unexpected EOF while looking for matching `)'\n",
+            "x\nbash: /proc/9/fd/10: Zeile 3: Dateiende beim Suchen nach »)« erreicht.\n",
+            "bash: /proc/9/fd/10: \u{884c} 1: \u{5bfb}\u{627e}\u{5339}\u{914d}\u{7684} \u{201c})\u{201d}\n",
+            "bash: eval: line 1: unexpected EOF while looking for matching `)'\n",
+        ] {
+            assert!(unclosed(2, stderr), "{stderr}");
+            assert!(!unclosed(0, stderr), "{stderr}");
+        }
+    }
+
+    #[test]
+    fn other_syntax_errors_are_not_taken_for_it() {
+        for stderr in [
+            "",
+            "ls: cannot access 'a)': No such file or directory\n",
+            "bash: /proc/9/fd/10: line 1: syntax error near unexpected token `)'\nbash: /proc/9/fd/10: line 1: `echo )'\n",
+            "bash: /proc/9/fd/10: line 1: unexpected EOF while looking for matching `\"'\n",
+        ] {
+            assert!(!unclosed(2, stderr), "{stderr}");
+        }
+    }
+}

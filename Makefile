@@ -51,7 +51,7 @@ help: ## Show this help
 .PHONY: demo
 demo: cluster-ready images ## Start a cluster, install the operator, hold a real MCP conversation
 	@$(IN_CLUSTER) IMAGE_PREFIX=$(IMAGE_PREFIX) TAG=$(IMAGE_TAG) hack/deploy.sh
-	@$(IN_CLUSTER) DEMO_PROGRAM=$(DEV_BIN_DIR)/demo hack/demo.sh
+	@$(IN_CLUSTER) DEMO_PROGRAM=$(DEV_BIN_DIR)/demo KUBECTL_PLUGIN=$(BIN_DIR)/kubectl-cli_mcp hack/demo.sh
 
 .PHONY: test
 test: lint test-unit test-conformance test-mcp-clients $(if $(filter dev,$(CLUSTER)),test-cluster) test-e2e ## Run everything: lint, unit and component tests, then the tests on the cluster
@@ -104,7 +104,7 @@ PLUGIN_DIR ?= $(HOME)/.local/bin
 .PHONY: install-plugin
 install-plugin: ## Build the kubectl plugin and put it into PLUGIN_DIR (~/.local/bin)
 	$(CARGO) build --locked --profile $(PROFILE) -p cli-mcp-kubectl-plugin
-	install -D -m 755 $(BIN_DIR)/kubectl-cli_mcp $(PLUGIN_DIR)/kubectl-cli_mcp
+	install -D -m 755 -t $(PLUGIN_DIR) $(BIN_DIR)/kubectl-cli_mcp cmd/kubectl-plugin/kubectl_complete-cli_mcp
 
 .PHONY: fmt
 fmt: ## Format the code
@@ -190,13 +190,14 @@ test-bundle: cluster-ready workspace ## Check the OLM bundle with operator-verif
 test-bundle-install: cluster-ready images ## Install what the bundle says in each of OLM's install modes, hold the demo there; scorecard in pods
 	$(CARGO) build --locked -p cli-mcp-bundle -p cli-mcp-demo
 	$(IN_CLUSTER) IMAGE_PREFIX=$(IMAGE_PREFIX) TAG=$(IMAGE_TAG) BUNDLE_PROGRAM=$(DEV_BIN_DIR)/bundle DEMO_PROGRAM=$(DEV_BIN_DIR)/demo \
-	  test/bundle/install-modes
+	  KUBECTL_PLUGIN=$(BIN_DIR)/kubectl-cli_mcp test/bundle/install-modes
 	$(if $(filter dev,$(CLUSTER)),test/bundle/scorecard)
 
 .PHONY: test-upgrade
 test-upgrade: cluster-ready images ## Install the first release, start sessions, upgrade to the current manifests, find them alive
 	CLUSTER=$(CLUSTER) IMAGE_REGISTRY=$(IMAGE_REGISTRY) BIN_DIR=$(BIN_DIR) TAG=upgrade-from hack/images/build
-	$(IN_CLUSTER) IMAGE_PREFIX=$(IMAGE_PREFIX) OLD_TAG=upgrade-from TAG=$(IMAGE_TAG) test/upgrade/run
+	$(IN_CLUSTER) IMAGE_PREFIX=$(IMAGE_PREFIX) OLD_TAG=upgrade-from TAG=$(IMAGE_TAG) \
+	  KUBECTL_PLUGIN=$(BIN_DIR)/kubectl-cli_mcp test/upgrade/run
 
 .PHONY: test-images
 test-images: build ## Build each image twice, compare the digests and look inside (root, Debian)
@@ -211,7 +212,7 @@ test-docs: dev-cluster ## Run the commands of docs/quick-start.md and docs/insta
 	CARGO="$(CARGO)" BIN_DIR=$(BIN_DIR) hack/docs/run-pages docs/quick-start.md docs/install.md
 
 .PHONY: test-clients
-test-clients: cluster-ready build-operator build-proxy ## List and watch through the proxy with the Python, JavaScript, Go and Java clients of Kubernetes
+test-clients: cluster-ready build ## List and watch through the proxy with the Python, JavaScript, Go and Java clients of Kubernetes
 	$(IN_CLUSTER) test/clients/run.sh $(BIN_DIR)
 
 .PHONY: fuzz-proxy
@@ -233,7 +234,8 @@ bench-proxy: ## Measure the proxy against direct TLS; a table and JSON
 bench-server: dev-cluster ## Measure the server on the development cluster; a table and JSON
 	$(MAKE) images deploy PROFILE=prod
 	$(CARGO) build --locked --release -p cli-mcp-server --example bench-server
-	$(IN_CLUSTER) hack/devcluster/enter $(abspath $(TARGET_DIR))/$(CARGO_BUILD_TARGET)/release/examples/bench-server $(CURDIR)
+	$(IN_CLUSTER) KUBECTL_PLUGIN=$(abspath $(TARGET_DIR))/$(CARGO_BUILD_TARGET)/prod/kubectl-cli_mcp \
+	  hack/devcluster/enter $(abspath $(TARGET_DIR))/$(CARGO_BUILD_TARGET)/release/examples/bench-server $(CURDIR)
 
 .PHONY: bench-operator
 bench-operator: dev-cluster ## Measure the operator with 200 instances and 5,000 sandboxes on fake nodes; a table and JSON

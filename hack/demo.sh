@@ -7,6 +7,7 @@ namespace=${DEMO_NAMESPACE:-cli-mcp-demo}
 instance=${DEMO_INSTANCE:-demo}
 port=${DEMO_PORT:-18443}
 program=${DEMO_PROGRAM:?the built demo program; run make demo}
+plugin=${KUBECTL_PLUGIN:?the built kubectl plugin, kubectl-cli_mcp; run make demo}
 state=${XDG_STATE_HOME:-$HOME/.local/state}/cli-mcp-operator/demo
 
 say() { printf '==> %s\n' "$*"; }
@@ -23,8 +24,8 @@ metadata:
   labels: {pod-security.kubernetes.io/enforce: restricted}
 YAML
 
-say "A read-only investigation identity and its kubeconfig (hack/investigation-kubeconfig.sh)"
-"$here/investigation-kubeconfig.sh" --namespace "$namespace" --instance "$instance"
+say "A read-only investigation identity and its kubeconfig (kubectl cli-mcp investigation-kubeconfig)"
+"$plugin" investigation-kubeconfig --namespace "$namespace" --instance "$instance"
 
 say "A TLS certificate for the server (hack/tls-secret.sh)"
 "$here/tls-secret.sh" --namespace "$namespace" --instance "$instance" --ca-out "$state/ca.crt"

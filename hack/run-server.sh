@@ -14,7 +14,7 @@ trap 'rm -rf "$work"' EXIT
 if ! kubectl -n "$namespace" get secret "$secret" >/dev/null; then
     cat >&2 <<TEXT
 error: Secret $namespace/$secret not found. Make one with a read-only identity:
-  hack/investigation-kubeconfig.sh --namespace $namespace --instance local
+  kubectl cli-mcp investigation-kubeconfig --namespace $namespace --instance local     (make install-plugin)
 or name another with KUBECONFIG_SECRET=…
 TEXT
     exit 1

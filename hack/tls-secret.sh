@@ -8,8 +8,8 @@ usage() {
 Usage: hack/tls-secret.sh --namespace NAMESPACE --instance NAME --ca-out FILE
 
 Creates Secret cli-mcp-NAME-tls with a certificate for the Service cli-mcp-NAME (and for localhost, so that
-`kubectl port-forward` works), signed by a new CA whose certificate is written to FILE. An existing Secret whose
-CA is FILE and which is valid for another day is kept.
+`kubectl port-forward` works), signed by a new CA whose certificate is written to FILE and stored in the Secret
+too, under ca.crt. An existing Secret whose CA is FILE and which is valid for another day is kept.
 TEXT
 }
 
@@ -40,8 +40,10 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 secret=cli-mcp-$instance-tls
 
-if [ -s "$ca_out" ] && kubectl -n "$namespace" get secret "$secret" -o jsonpath='{.data.tls\.crt}' 2>/dev/null |
-    base64 -d >"$work/current.crt" && [ -s "$work/current.crt" ] &&
+stored() { # KEY
+    kubectl -n "$namespace" get secret "$secret" -o "jsonpath={.data.${1/./\\.}}" 2>/dev/null | base64 -d
+}
+if [ -s "$ca_out" ] && stored ca.crt | cmp --silent - "$ca_out" && stored tls.crt >"$work/current.crt" &&
     openssl verify -CAfile "$ca_out" "$work/current.crt" >/dev/null 2>&1 &&
     openssl x509 -in "$work/current.crt" -checkend 86400 -noout >/dev/null 2>&1; then
     echo "Secret $namespace/$secret is valid, kept" >&2
@@ -64,7 +66,9 @@ openssl req -new -key "$work/tls.key" -subj "/CN=$name" -out "$work/tls.csr"
 openssl x509 -req -in "$work/tls.csr" -CA "$work/ca.crt" -CAkey "$work/ca.key" -CAcreateserial -days 365 \
     -extfile "$work/leaf.ext" -out "$work/tls.crt" 2>/dev/null
 
-kubectl -n "$namespace" create secret tls "$secret" --cert="$work/tls.crt" --key="$work/tls.key" \
-    --dry-run=client -o yaml | kubectl apply --server-side --force-conflicts --field-manager=tls-secret -f - >&2
+# As cert-manager has it: the CA beside the certificate, where clients that may read the Secret find it.
+kubectl -n "$namespace" create secret generic "$secret" --type=kubernetes.io/tls --from-file="$work/tls.crt" \
+    --from-file="$work/tls.key" --from-file="$work/ca.crt" --dry-run=client -o yaml |
+    kubectl apply --server-side --force-conflicts --field-manager=tls-secret -f - >&2
 mkdir -p "$(dirname "$ca_out")"
 cp "$work/ca.crt" "$ca_out"

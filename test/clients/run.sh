@@ -2,7 +2,7 @@
 # Lists and watches with the Kubernetes project's Python, JavaScript, Go and Java clients through the credential proxy, with
 # the kubeconfig and the environment of a sandbox, against the current cluster.
 #
-# usage: test/clients/run.sh BIN_DIR   (the folder with `proxy` and `operator`)
+# usage: test/clients/run.sh BIN_DIR   (the folder with `proxy`, `operator` and `kubectl-cli_mcp`)
 #
 # The clients come from their registries, with pinned versions. A client whose tools are missing is skipped, and said so.
 # CLIENTS_CACHE keeps them between runs (default: ${XDG_CACHE_HOME:-~/.cache}/cli-mcp-operator/clients).
@@ -28,7 +28,7 @@ server=$(kubectl config view --minify -o jsonpath='{.clusters[0].cluster.server}
 kubectl delete namespace "$namespace" --ignore-not-found >/dev/null
 kubectl create namespace "$namespace" >/dev/null
 mkdir "$work/ca" "$work/kubeconfig"
-"$repository/hack/investigation-kubeconfig.sh" --namespace "$namespace" --instance clients --cluster-role edit \
+"$bin/kubectl-cli_mcp" investigation-kubeconfig --namespace "$namespace" --instance clients --cluster-role edit \
   --server "$server" --print >"$work/kubeconfig/kubeconfig"
 openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj '/CN=credential proxy of a test' \
   -addext 'basicConstraints=critical,CA:TRUE,pathlen:0' -addext 'keyUsage=critical,keyCertSign,cRLSign' \

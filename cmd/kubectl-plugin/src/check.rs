@@ -11,7 +11,7 @@ use serde::Serialize;
 
 use crate::cli::{CheckArguments, Format, Place};
 use crate::cluster::Cluster;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::render;
 
 /// How a part is.
@@ -79,14 +79,29 @@ impl Finding {
 /// Checks the instance; whether no problem was found.
 pub(crate) async fn run(place: &Place, arguments: &CheckArguments) -> Result<bool> {
     let cluster = Cluster::of(place).await?;
-    let instance = cluster.instance(arguments.connection.instance.as_deref()).await?;
-    let facts = facts::gather(&cluster, &instance).await;
-    let mut findings = rules::examine(&facts);
-    if arguments.call {
-        let mut connection = arguments.connection.clone();
-        connection.instance = Some(instance.clone());
-        findings.push(conversation::hold(place, &connection).await);
-    }
+    let (instance, findings) = match cluster.instance(arguments.connection.instance.as_deref()).await {
+        Ok(instance) => {
+            let mut findings = rules::examine(&facts::gather(&cluster, &instance).await);
+            if arguments.call {
+                let mut connection = arguments.connection.clone();
+                connection.instance = Some(instance.clone());
+                findings.push(conversation::hold(place, &connection).await);
+            }
+            (Some(instance), findings)
+        }
+        // Which one is meant is for the caller to say.
+        Err(error @ Error::Invocation(_)) => return Err(error),
+        Err(error) => {
+            let served = matches!(error, Error::Failed(_));
+            let mut findings = rules::platform(&facts::platform(&cluster).await, served);
+            findings.push(Finding::problem(
+                "Instance",
+                error.to_string(),
+                "docs/quick-start.md makes one; kubectl get climcpinstances -A lists those that there are",
+            ));
+            (None, findings)
+        }
+    };
     let well = findings.iter().all(|finding| finding.level != Level::Problem);
     match arguments.output.output {
         Format::Json => render::print_json(&serde_json::json!({

@@ -9,6 +9,9 @@ use cli_mcp_api::duration::GoDuration;
 /// Name of the program's file. kubectl finds it in PATH as the command `kubectl cli-mcp`.
 pub const PROGRAM: &str = "kubectl-cli_mcp";
 
+/// What a user writes to run it.
+pub const INVOCATION: &str = "kubectl cli-mcp";
+
 /// Sessions of a CliMcpInstance: list them, run commands in them, end them, and find out what is wrong with an instance.
 ///
 /// Start with `kubectl cli-mcp check`, then `kubectl cli-mcp run SESSION -- COMMAND`: SESSION is a name of your own
@@ -17,7 +20,7 @@ pub const PROGRAM: &str = "kubectl-cli_mcp";
 /// Exit codes: 0 when all went well, 1 when something failed, 2 for a bad invocation. `run` ends with the exit code of the
 /// command, and with 125 when there is none because the command did not run or nothing is known of its end.
 #[derive(Debug, Parser)]
-#[command(name = PROGRAM, bin_name = "kubectl cli-mcp", version, about, long_about, max_term_width = 120, arg_required_else_help = true)]
+#[command(name = PROGRAM, bin_name = INVOCATION, version, about, long_about, max_term_width = 120, arg_required_else_help = true)]
 pub struct Cli {
     /// Which cluster and namespace.
     #[command(flatten)]
@@ -54,10 +57,10 @@ pub enum Command {
     InvestigationKubeconfig(InvestigationArguments),
     /// Look at an instance from the API server to a sandbox, and say what is wrong and what to do
     Check(CheckArguments),
-    /// Print the completion script of a shell
+    /// Print the completion script of a shell, for the program's own name
     ///
-    /// For bash: source <(kubectl cli-mcp completion bash). The words are completed for the program's own name,
-    /// kubectl-cli_mcp.
+    /// For bash: source <(kubectl cli-mcp completion bash) completes kubectl-cli_mcp. Words after kubectl cli-mcp are
+    /// completed by kubectl's own completion, when kubectl_complete-cli_mcp is in PATH (make install-plugin puts it there).
     Completion {
         /// Shell to print it for
         shell: Shell,

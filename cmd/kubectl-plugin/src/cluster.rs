@@ -68,10 +68,11 @@ impl Cluster {
             .api::<CliMcpInstance>()
             .list(&kube::api::ListParams::default())
             .await
-            .map_err(Error::api(format!(
-                "list CliMcpInstances in namespace {}",
-                self.namespace
-            )))?;
+            .map_err(|error| match error {
+                // The path itself is unknown, which is not how a namespace without instances answers.
+                kube::Error::Api(status) if status.code == 404 => Error::NotInstalled,
+                other => Error::api(format!("list CliMcpInstances in namespace {}", self.namespace))(other),
+            })?;
         only(&self.namespace, list.iter().map(ResourceExt::name_any).collect())
     }
 }

@@ -13,7 +13,7 @@ use kube::api::{ListParams, PostParams};
 
 use crate::cli::{Connection, Place};
 use crate::cluster::Cluster;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, told};
 use crate::forward::Forward;
 use crate::trust::{self, Trust};
 
@@ -197,7 +197,7 @@ async fn request_token(cluster: &Cluster, instance: &str) -> Result<Token> {
             Error::Failed(format!(
                 "cannot get a token of ServiceAccount {account} in namespace {}: {}. Give one with --token-file, or look at the instance with kubectl cli-mcp check",
                 cluster.namespace,
-                cli_mcp_controllers::error::text(&error)
+                told(&error)
             ))
         })?;
     let status = answer

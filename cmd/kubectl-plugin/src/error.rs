@@ -2,6 +2,7 @@
 
 use std::process::ExitCode;
 
+use cli_mcp_client::cause;
 use cli_mcp_client::session::SessionError;
 use cli_mcp_serving::exit;
 
@@ -16,7 +17,7 @@ pub enum Error {
     #[error("{0}")]
     Invocation(String),
     /// The API server refused or did not answer.
-    #[error("cannot {action}: {}", cli_mcp_controllers::error::text(source))]
+    #[error("cannot {action}: {}", told(source))]
     Api {
         /// What was being done.
         action: String,
@@ -24,6 +25,9 @@ pub enum Error {
         #[source]
         source: Box<kube::Error>,
     },
+    /// The resource is not served.
+    #[error("this cluster has no resource CliMcpInstance: install the operator (docs/install.md), or choose another cluster with --context")]
+    NotInstalled,
     /// The MCP server refused or did not answer.
     #[error("{0}")]
     Server(#[from] SessionError),
@@ -36,6 +40,15 @@ pub enum Error {
     /// The result cannot be written.
     #[error("cannot write the result: {0}")]
     Output(#[from] std::io::Error),
+}
+
+/// What the API server said, in its own words; where it said nothing, why not, down to the root.
+pub(crate) fn told(error: &kube::Error) -> String {
+    match error {
+        kube::Error::Api(status) if !status.message.is_empty() => status.message.clone(),
+        kube::Error::Service(cause) => cause::chain(cause.as_ref()),
+        other => cause::chain(other),
+    }
 }
 
 /// Result of a command of the plugin.
@@ -59,5 +72,20 @@ impl Error {
             Self::Output(error) if error.kind() == std::io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
             _ => exit::fail(self),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_root_of_a_failure_is_told() {
+        let refused = std::io::Error::new(std::io::ErrorKind::ConnectionRefused, "connection refused");
+        let error = Error::api("list pods")(kube::Error::Service(Box::new(refused)));
+        assert_eq!(error.to_string(), "cannot list pods: connection refused");
+        let status = kube::core::Status::failure("pods is forbidden", "Forbidden").with_code(403);
+        let error = Error::api("list pods")(kube::Error::Api(Box::new(status)));
+        assert_eq!(error.to_string(), "cannot list pods: pods is forbidden");
     }
 }

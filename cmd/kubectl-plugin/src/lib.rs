@@ -4,6 +4,7 @@
 mod check;
 pub mod cli;
 mod cluster;
+pub mod complete;
 mod connect;
 mod delete;
 mod error;

@@ -71,10 +71,7 @@ pub(crate) async fn run(place: &Place, arguments: &SessionsArguments) -> Result<
         cluster.api()
     };
     let list = |component: Component| {
-        let selector = match &arguments.instance {
-            Some(instance) => labels::selector_string(instance, component),
-            None => format!("{}={}", labels::COMPONENT, component.as_str()),
-        };
+        let selector = selector(arguments.instance.as_deref(), component);
         let pods = pods.clone();
         async move {
             let listed = pods.list(&ListParams::default().labels(&selector)).await;
@@ -96,6 +93,24 @@ pub(crate) async fn run(place: &Place, arguments: &SessionsArguments) -> Result<
         Format::Text => render::print(&text(&sessions, arguments.all_namespaces))?,
     }
     Ok(())
+}
+
+/// Names of the sessions, of one instance or of all in the namespace.
+pub(crate) async fn names(cluster: &Cluster, instance: Option<&str>) -> Result<Vec<String>> {
+    let parameters = ListParams::default().labels(&selector(instance, Component::Sandbox));
+    let pods = cluster.api::<Pod>().list(&parameters).await;
+    let pods = pods.map_err(Error::api("list the sandbox pods"))?;
+    let mut names: Vec<String> = pods.iter().filter_map(session_of).cloned().collect();
+    names.sort_unstable();
+    names.dedup();
+    Ok(names)
+}
+
+fn selector(instance: Option<&str>, component: Component) -> String {
+    match instance {
+        Some(instance) => labels::selector_string(instance, component),
+        None => format!("{}={}", labels::COMPONENT, component.as_str()),
+    }
 }
 
 /// Who may list pods may not be allowed to read logs: then the last commands are not known.

@@ -31,6 +31,18 @@ fn help_and_completion_are_printed() {
 }
 
 #[test]
+fn kubectl_is_answered_what_completes_a_line() {
+    let completed = plugin(&["__complete", "sessions", "--output="]);
+    let answer = text(&completed.stdout);
+    assert!(
+        completed.status.success() && answer.contains("--output=json\t") && answer.ends_with(":4\n"),
+        "{answer}"
+    );
+    // No cluster is there to ask.
+    assert_eq!(text(&plugin(&["__complete", "delete", "-n", "ns", ""]).stdout), ":4\n");
+}
+
+#[test]
 fn a_bad_invocation_is_one_line_and_exit_code_2() {
     let kubeconfig = ["sessions", "--kubeconfig", "/nonexistent/config"];
     let cases: [(&[&str], &str); 6] = [
@@ -61,6 +73,10 @@ fn a_bad_invocation_is_one_line_and_exit_code_2() {
             stderr.starts_with("error: ") && stderr.lines().count() == 1 && stderr.contains(word),
             "{stderr}"
         );
+        assert!(
+            !stderr.contains("kubectl-cli_mcp"),
+            "a user knows it as kubectl cli-mcp: {stderr}"
+        );
         assert!(output.stdout.is_empty());
     }
 }
@@ -75,7 +91,9 @@ fn a_server_that_is_not_there_leaves_run_without_a_result() {
         .port();
     let url = format!("http://127.0.0.1:{port}");
     let output = plugin(&["run", "s1", "--url", &url, "--", "ls"]);
-    assert_eq!(output.status.code(), Some(125), "{}", text(&output.stderr));
+    let stderr = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(125), "{stderr}");
+    assert!(stderr.to_lowercase().contains("connection refused"), "the cause is not told: {stderr}");
     let deleted = plugin(&["delete", "s1", "--url", &url]);
     assert_eq!(deleted.status.code(), Some(1), "{}", text(&deleted.stderr));
 }

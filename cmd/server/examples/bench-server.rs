@@ -125,15 +125,12 @@ impl Bench {
         kubectl(&["create", "namespace", NAMESPACE])?;
         let ca = std::env::temp_dir().join("cli-mcp-bench-ca.crt");
         let ca_path = ca.to_str().context("the temporary folder's path")?;
-        for (script, more) in [
-            ("investigation-kubeconfig.sh", &[][..]),
-            ("tls-secret.sh", &["--ca-out", ca_path][..]),
-        ] {
-            let script = root.join("hack").join(script);
-            run(Command::new(script)
-                .args(["--namespace", NAMESPACE, "--instance", INSTANCE])
-                .args(more))?;
-        }
+        let plugin = std::env::var_os("KUBECTL_PLUGIN").context("KUBECTL_PLUGIN is not set; run make bench-server")?;
+        let instance = ["--namespace", NAMESPACE, "--instance", INSTANCE];
+        run(Command::new(plugin).arg("investigation-kubeconfig").args(instance))?;
+        run(Command::new(root.join("hack/tls-secret.sh"))
+            .args(instance)
+            .args(["--ca-out", ca_path]))?;
         let instance = std::env::temp_dir().join("cli-mcp-bench.json");
         std::fs::write(
             &instance,

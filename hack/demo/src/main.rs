@@ -1,5 +1,5 @@
-//! The demo's conversation: each step says what it shows, what it sent, what came back, and fails the run when that is
-//! not what it promised.
+//! Holds the demo's conversation and prints it: what each step shows, what it sent, what came back. An answer that is not
+//! what the step promises fails the run.
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -7,7 +7,8 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result, ensure};
 use clap::Parser;
-use cli_mcp_demo::session::{BashResult, Endpoint, Session, Token};
+use cli_mcp_demo::session::{Endpoint, Token};
+use cli_mcp_demo::steps::{ExecPod, printed, steps};
 
 /// Talks to an instance as an AI agent would, and prints the conversation.
 #[derive(Parser)]
@@ -30,7 +31,7 @@ struct Args {
     api_server: String,
     /// `namespace/pod` of a running pod that `kubectl exec` is tried on
     #[arg(long, env = "DEMO_EXEC_POD")]
-    exec_pod: String,
+    exec_pod: ExecPod,
 }
 
 fn main() -> ExitCode {
@@ -66,111 +67,22 @@ async fn run(args: &Args) -> Result<()> {
         "The server offers the tools: {}\n",
         session.tools().await?.join(", ")
     )?;
-    let mut talk = Conversation {
-        session: &session,
-        out: &mut out,
-    };
-    converse(&mut talk, args).await?;
+    for step in steps(&args.api_server, &args.exec_pod) {
+        writeln!(out, "# {}\n$ {}", step.shows, step.command)?;
+        out.flush()?;
+        let result = session.bash(&step.command).await?;
+        ensure!(
+            result.exit_code.is_some(),
+            "the command did not run: {}",
+            result.text
+        );
+        writeln!(out, "{}", printed(&result))?;
+        ensure!(step.is_shown_by(&result), "{}", step.otherwise);
+    }
 
     writeln!(out, "# DELETE /sessions/{} ends the session and its pod", args.session)?;
     let status = session.delete().await?;
     ensure!(status == 204, "DELETE answered {status}, expected 204");
     writeln!(out, "  HTTP {status}")?;
     Ok(())
-}
-
-async fn converse(talk: &mut Conversation<'_>, args: &Args) -> Result<()> {
-    let pods = talk
-        .step(
-            "kubectl works: the proxy puts the real credential in, and a real API server answers",
-            "kubectl get pods -A",
-        )
-        .await?;
-    ensure!(
-        pods.exit_code == Some(0) && pods.stdout.contains("kube-system"),
-        "kubectl did not list the pods"
-    );
-
-    talk.step(
-        "A session is one shell: set a variable, change the directory",
-        "cd /tmp && investigation=42",
-    )
-    .await?;
-    let kept = talk
-        .step("… and the next call finds both", "echo \"$PWD $investigation\"")
-        .await?;
-    ensure!(kept.stdout == "/tmp 42\n", "the shell's state was lost");
-
-    let dummy = talk
-        .step(
-            "What the sandbox holds is no credential",
-            "kubectl config view --raw -o jsonpath='{.users[*].user.token}{\"\\n\"}'; ls /var/run/secrets 2>&1",
-        )
-        .await?;
-    ensure!(
-        dummy.stdout.starts_with("proxy-managed-token\n"),
-        "the kubeconfig holds another token"
-    );
-
-    let direct = format!(
-        "curl --noproxy '*' -sk --max-time 3 https://{}/version; echo \"curl exit code: $?\"",
-        args.api_server
-    );
-    let blocked = talk
-        .step("The API server cannot be reached around the proxy", &direct)
-        .await?;
-    ensure!(
-        blocked.stdout == "curl exit code: 28\n" || blocked.stdout == "curl exit code: 7\n",
-        "it was reached"
-    );
-
-    let (namespace, pod) = args.exec_pod.split_once('/').context("--exec-pod is namespace/pod")?;
-    let exec = format!("kubectl exec -n {namespace} {pod} -- id");
-    let refused = talk
-        .step("The proxy refuses to run code elsewhere, and says why", &exec)
-        .await?;
-    ensure!(
-        refused.is_error && refused.stderr.contains("denied by credential proxy"),
-        "exec was not refused"
-    );
-
-    let failed = talk
-        .step(
-            "A command that fails is a result, not a protocol error",
-            "ls /no/such/folder",
-        )
-        .await?;
-    ensure!(
-        failed.is_error && failed.exit_code == Some(2),
-        "the failure did not come back as a tool result"
-    );
-    Ok(())
-}
-
-/// The session, and where what is said in it is printed.
-struct Conversation<'a> {
-    session: &'a Session,
-    out: &'a mut std::io::StdoutLock<'static>,
-}
-
-impl Conversation<'_> {
-    async fn step(&mut self, what: &str, command: &str) -> Result<BashResult> {
-        writeln!(self.out, "# {what}\n$ {command}")?;
-        self.out.flush()?;
-        let result = self.session.bash(command).await?;
-        if result.exit_code.is_none() {
-            anyhow::bail!("the command did not run: {}", result.text);
-        }
-        for line in result.stdout.lines().chain(result.stderr.lines()) {
-            writeln!(self.out, "  {line}")?;
-        }
-        let error = if result.is_error { ", isError" } else { "" };
-        writeln!(
-            self.out,
-            "  (exit code {}, {} ms{error})\n",
-            result.exit_code.unwrap_or_default(),
-            result.duration_ms
-        )?;
-        Ok(result)
-    }
 }

@@ -11,6 +11,7 @@ use rmcp::{ClientHandler, ServiceError, ServiceExt};
 use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
 
+use crate::cause;
 use crate::stream::{Assembly, Chunk, STREAM_META, Stream};
 
 /// Where an instance is and who calls it.
@@ -38,10 +39,10 @@ impl std::fmt::Debug for Token {
 #[derive(Debug, thiserror::Error)]
 pub enum SessionError {
     /// The HTTP client could not be built or a request failed.
-    #[error("HTTP: {0}")]
+    #[error("HTTP: {}", cause::chain(_0))]
     Http(#[from] reqwest::Error),
     /// The MCP handshake failed.
-    #[error("could not connect to {url}: {source}")]
+    #[error("could not connect to {url}: {}", cause::of_connect(source))]
     Connect {
         /// The MCP endpoint.
         url: String,
@@ -50,7 +51,7 @@ pub enum SessionError {
         source: Box<rmcp::service::ClientInitializeError>,
     },
     /// The call ended as a protocol error.
-    #[error("MCP: {0}")]
+    #[error("MCP: {}", cause::of_call(_0))]
     Call(#[from] ServiceError),
     /// The tool's structured content is not what its schema says.
     #[error("unexpected tool result: {0}")]

@@ -1,4 +1,4 @@
-//! Instances made the way a user makes them: the scripts of `hack/`, `kubectl apply`, `kubectl wait`, a port-forward.
+//! Instances made the way a user makes them: an admin's Secrets, `kubectl apply`, `kubectl wait`, a port-forward.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
@@ -7,7 +7,7 @@ use std::sync::OnceLock;
 use anyhow::{Context, Result, bail};
 use cli_mcp_demo::session::{Endpoint, Session, Token};
 
-use crate::{cluster, kubectl};
+use crate::{admin, cluster, kubectl};
 
 /// A Ready instance and a way to talk to it.
 pub struct Instance {
@@ -65,15 +65,7 @@ impl Instance {
         kubectl::apply(&format!(
             "apiVersion: v1\nkind: Namespace\nmetadata:\n  name: {namespace}\n  labels: {{pod-security.kubernetes.io/enforce: restricted}}\n"
         ))?;
-        script(
-            "investigation-kubeconfig.sh",
-            &["--namespace", namespace, "--instance", name],
-        )?;
-        let ca = ca_file.to_str().context("the temporary folder's path is not UTF-8")?;
-        script(
-            "tls-secret.sh",
-            &["--namespace", namespace, "--instance", name, "--ca-out", ca],
-        )?;
+        admin::secrets(namespace, name, &ca_file)?;
         kubectl::apply(&format!(
             "apiVersion: cli-mcp.redhat.com/v1alpha1\nkind: CliMcpInstance\nmetadata: {{name: {name}, namespace: {namespace}}}\nspec:\n{spec}"
         ))?;
@@ -187,14 +179,4 @@ impl Forward {
             port.with_context(|| format!("kubectl port-forward printed {first:?}"))?,
         ))
     }
-}
-
-fn script(name: &str, args: &[&str]) -> Result<()> {
-    let output = Command::new(cluster::repository().join("hack").join(name))
-        .args(args)
-        .output()?;
-    if !output.status.success() {
-        bail!("hack/{name}: {}", String::from_utf8_lossy(&output.stderr));
-    }
-    Ok(())
 }

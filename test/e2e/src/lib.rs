@@ -1,5 +1,6 @@
 //! What the end-to-end tests stand on: the cluster, kubectl, and instances made the way a user makes them.
 
+pub mod admin;
 pub mod cluster;
 pub mod instance;
 pub mod kubectl;

@@ -17,6 +17,7 @@ use kube::{Api, Resource, ResourceExt};
 use serde::de::DeserializeOwned;
 
 use crate::cluster::Cluster;
+use crate::error::told;
 
 /// What was read, or why it could not be.
 pub(crate) type Seen<T> = Result<T, String>;
@@ -30,14 +31,19 @@ const CRD: &str = "climcpinstances.cli-mcp.redhat.com";
 /// Label of the operator's Deployment, in `config/` and in the bundle.
 const OPERATOR: &str = "app.kubernetes.io/name=cli-mcp-operator";
 
+/// What is known of the cluster, whatever its instances are.
+pub(crate) struct Platform {
+    pub(crate) version: Seen<String>,
+    pub(crate) crd: Seen<Option<CustomResourceDefinition>>,
+    pub(crate) operators: Seen<Vec<Deployment>>,
+}
+
 /// What is known of an instance.
 pub(crate) struct Facts {
     pub(crate) now: Timestamp,
     pub(crate) namespace: String,
     pub(crate) name: String,
-    pub(crate) version: Seen<String>,
-    pub(crate) crd: Seen<Option<CustomResourceDefinition>>,
-    pub(crate) operators: Seen<Vec<Deployment>>,
+    pub(crate) platform: Platform,
     pub(crate) instance: Seen<Option<CliMcpInstance>>,
     /// Name of the Secret, if a target needs one.
     pub(crate) kubeconfig_secret: Option<String>,
@@ -53,7 +59,18 @@ pub(crate) struct Facts {
     pub(crate) delegator: Seen<Option<ClusterRoleBinding>>,
 }
 
-/// Reads it.
+/// Reads what needs no instance.
+pub(crate) async fn platform(cluster: &Cluster) -> Platform {
+    let operators: Api<Deployment> = Api::all(cluster.client.clone());
+    let crds: Api<CustomResourceDefinition> = Api::all(cluster.client.clone());
+    Platform {
+        version: seen(cluster.client.apiserver_version().await).map(|info| info.git_version),
+        crd: seen(crds.get_opt(CRD).await),
+        operators: listed(operators, OPERATOR).await,
+    }
+}
+
+/// Reads it all.
 pub(crate) async fn gather(cluster: &Cluster, name: &str) -> Facts {
     let instance = get::<CliMcpInstance>(cluster, name).await;
     let kubeconfig_secret = match &instance {
@@ -64,17 +81,13 @@ pub(crate) async fn gather(cluster: &Cluster, name: &str) -> Facts {
         Some(secret) => secret_data(cluster, secret).await,
         None => Ok(None),
     };
-    let operators: Api<Deployment> = Api::all(cluster.client.clone());
-    let crds: Api<CustomResourceDefinition> = Api::all(cluster.client.clone());
     let bindings: Api<ClusterRoleBinding> = Api::all(cluster.client.clone());
     let of_proxy = format!("kubernetes.io/service-name={}", names::proxy(name));
     Facts {
         now: Timestamp::now(),
         namespace: cluster.namespace.clone(),
         name: name.to_owned(),
-        version: seen(cluster.client.apiserver_version().await).map(|info| info.git_version),
-        crd: seen(crds.get_opt(CRD).await),
-        operators: listed(operators, OPERATOR).await,
+        platform: platform(cluster).await,
         instance,
         kubeconfig_secret,
         kubeconfig,
@@ -91,7 +104,7 @@ pub(crate) async fn gather(cluster: &Cluster, name: &str) -> Facts {
 }
 
 fn seen<T>(result: kube::Result<T>) -> Seen<T> {
-    result.map_err(|error| cli_mcp_controllers::error::text(&error))
+    result.map_err(|error| told(&error))
 }
 
 async fn get<K>(cluster: &Cluster, name: &str) -> Seen<Option<K>>

@@ -9,12 +9,12 @@ use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 
-use super::facts::{Facts, Seen};
+use super::facts::{Facts, Platform, Seen};
 use super::{Finding, credentials};
 
 /// Judges everything.
 pub(super) fn examine(facts: &Facts) -> Vec<Finding> {
-    let mut findings = vec![api_server(facts), definition(facts), operator(facts)];
+    let mut findings = platform(&facts.platform, facts.instance.is_ok());
     let instance = match &facts.instance {
         Ok(Some(instance)) => instance,
         Ok(None) => {
@@ -60,8 +60,17 @@ pub(super) fn examine(facts: &Facts) -> Vec<Finding> {
     findings
 }
 
-fn api_server(facts: &Facts) -> Finding {
-    match &facts.version {
+/// Judges what every instance stands on.
+pub(super) fn platform(platform: &Platform, served: bool) -> Vec<Finding> {
+    vec![
+        api_server(platform),
+        definition(platform, served),
+        operator(platform),
+    ]
+}
+
+fn api_server(platform: &Platform) -> Finding {
+    match &platform.version {
         Ok(version) => Finding::ok("API server", format!("Kubernetes {version}")),
         Err(why) => Finding::problem(
             "API server",
@@ -71,11 +80,11 @@ fn api_server(facts: &Facts) -> Finding {
     }
 }
 
-fn definition(facts: &Facts) -> Finding {
+fn definition(platform: &Platform, served: bool) -> Finding {
     const PART: &str = "Definition";
-    match &facts.crd {
+    match &platform.crd {
         // Who may not read definitions sees whether the resource is served.
-        Err(_) if facts.instance.is_ok() => Finding::ok(PART, "CliMcpInstances are served"),
+        Err(_) if served => Finding::ok(PART, "CliMcpInstances are served"),
         Err(why) => Finding::unknown(PART, format!("the CustomResourceDefinition cannot be read: {why}")),
         Ok(None) => Finding::problem(
             PART,
@@ -109,9 +118,9 @@ fn available(deployment: &Deployment) -> (i32, i32) {
     (available.unwrap_or_default(), wanted)
 }
 
-fn operator(facts: &Facts) -> Finding {
+fn operator(platform: &Platform) -> Finding {
     const PART: &str = "Operator";
-    let operators = match &facts.operators {
+    let operators = match &platform.operators {
         Ok(operators) => operators,
         Err(why) => return Finding::unknown(PART, format!("Deployments of all namespaces cannot be listed: {why}")),
     };

@@ -3,7 +3,7 @@
 use cli_mcp_api::v1alpha1::CliMcpInstance;
 use serde_json::{Value, json};
 
-use super::facts::Facts;
+use super::facts::{Facts, Platform};
 use super::{Level, rules, text};
 
 fn of<T: serde::de::DeserializeOwned>(value: Value) -> T {
@@ -36,9 +36,11 @@ fn well() -> Facts {
         now: "2026-01-01T00:00:00Z".parse().unwrap(),
         namespace: "ns".to_owned(),
         name: "a".to_owned(),
-        version: Ok("v1.34.1".to_owned()),
-        crd: Err("forbidden".to_owned()),
-        operators: Ok(vec![of(deployment(1))]),
+        platform: Platform {
+            version: Ok("v1.34.1".to_owned()),
+            crd: Err("forbidden".to_owned()),
+            operators: Ok(vec![of(deployment(1))]),
+        },
         instance: Ok(Some(instance())),
         kubeconfig_secret: None,
         kubeconfig: Ok(None),
@@ -78,10 +80,10 @@ fn what_is_well_has_no_remedies_and_what_is_hidden_is_no_problem() {
 fn each_part_that_is_broken_is_named_with_its_remedy() {
     type Break = fn(&mut Facts);
     let cases: [(&str, Break); 12] = [
-        ("API server", |facts| facts.version = Err("refused".to_owned())),
-        ("Definition", |facts| facts.crd = Ok(None)),
-        ("Operator", |facts| facts.operators = Ok(Vec::new())),
-        ("Operator", |facts| facts.operators = Ok(vec![of(deployment(0))])),
+        ("API server", |facts| facts.platform.version = Err("refused".to_owned())),
+        ("Definition", |facts| facts.platform.crd = Ok(None)),
+        ("Operator", |facts| facts.platform.operators = Ok(Vec::new())),
+        ("Operator", |facts| facts.platform.operators = Ok(vec![of(deployment(0))])),
         ("Instance", |facts| facts.instance = Ok(None)),
         ("Kubeconfig", |facts| facts.kubeconfig_secret = Some("s".to_owned())),
         ("Certificate", |facts| facts.tls = Ok(None)),

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use anyhow::{Result, ensure};
 use cli_mcp_e2e::instance::{self, Instance};
-use cli_mcp_e2e::{cluster, kubectl};
+use cli_mcp_e2e::{admin, cluster, kubectl};
 
 const KINDS: &str = "climcpinstance,deployment,service,serviceaccount,role,rolebinding,configmap,secret,networkpolicy,poddisruptionbudget";
 
@@ -92,17 +92,7 @@ async fn a_missing_secret_is_named_with_the_remedy_and_then_found() -> Result<()
         Ok(())
     })
     .await?;
-    let repository = cluster::repository();
-    for (script, args) in [
-        ("investigation-kubeconfig.sh", &[][..]),
-        ("tls-secret.sh", &["--ca-out", "/dev/null"][..]),
-    ] {
-        let status = std::process::Command::new(repository.join("hack").join(script))
-            .args(["--namespace", namespace, "--instance", "missing"])
-            .args(args)
-            .output()?;
-        ensure!(status.status.success(), "{}", String::from_utf8_lossy(&status.stderr));
-    }
+    admin::secrets(namespace, "missing", "/dev/null".as_ref())?;
     instance::wait_ready(namespace, "missing")?;
 
     kubectl::ok(&["-n", namespace, "delete", "climcpinstance", "missing", "--timeout=120s"])?;

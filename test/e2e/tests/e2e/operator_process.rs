@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 
 use anyhow::{Context, Result, ensure};
-use cli_mcp_e2e::{cluster, kubectl};
+use cli_mcp_e2e::{admin, cluster, kubectl};
 
 const SYSTEM: &str = "cli-mcp-operator-system";
 const DEPLOYED: &str = "deployment/cli-mcp-operator-controller-manager";
@@ -67,23 +67,13 @@ pub(crate) fn namespace(name: &str) -> Result<()> {
     ))
 }
 
-/// Makes the Secrets of an admin.
+/// Makes the Secrets of an admin; nobody calls the server.
 ///
 /// # Errors
 ///
-/// When a script fails.
+/// When they cannot be made.
 pub(crate) fn secrets(namespace: &str, instance: &str) -> Result<()> {
-    for (script, arguments) in [
-        ("investigation-kubeconfig.sh", &[][..]),
-        ("tls-secret.sh", &["--ca-out", "/dev/null"]),
-    ] {
-        let output = std::process::Command::new(cluster::repository().join("hack").join(script))
-            .args(["--namespace", namespace, "--instance", instance])
-            .args(arguments)
-            .output()?;
-        ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    }
-    Ok(())
+    admin::secrets(namespace, instance, "/dev/null".as_ref())
 }
 
 /// Applies an instance; the spec is one line of YAML.

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use anyhow::{Context, Result, ensure};
 use cli_mcp_e2e::instance::{self, Instance};
-use cli_mcp_e2e::{cluster, kubectl};
+use cli_mcp_e2e::{admin, cluster, kubectl};
 use serde_json::{Value, json};
 
 /// Kinds of children, as kubectl names them.
@@ -275,17 +275,7 @@ async fn an_object_of_somebody_else_is_reported_and_left_alone() -> Result<()> {
     };
     let before = read()?;
     let spec = "  sandbox: {warmPoolSize: 1}\n  proxy: {replicas: 2, targets: [{type: kubernetes}]}\n";
-    let repository = cluster::repository();
-    for (script, arguments) in [
-        ("investigation-kubeconfig.sh", &[][..]),
-        ("tls-secret.sh", &["--ca-out", "/dev/null"]),
-    ] {
-        let output = std::process::Command::new(repository.join("hack").join(script))
-            .args(["--namespace", namespace, "--instance", "foreign"])
-            .args(arguments)
-            .output()?;
-        ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    }
+    admin::secrets(namespace, "foreign", "/dev/null".as_ref())?;
     kubectl::apply(&format!(
         "apiVersion: cli-mcp.redhat.com/v1alpha1\nkind: CliMcpInstance\nmetadata: {{name: foreign, namespace: {namespace}}}\nspec:\n{spec}"
     ))?;

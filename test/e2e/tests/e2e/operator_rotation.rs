@@ -3,7 +3,7 @@
 use anyhow::{Context, Result, ensure};
 use cli_mcp_demo::session::Session;
 use cli_mcp_e2e::instance::{self, Instance};
-use cli_mcp_e2e::{cluster, kubectl};
+use cli_mcp_e2e::{admin, cluster, kubectl};
 
 const WHO: &str = "kubectl auth whoami -o jsonpath='{.status.userInfo.username}'";
 
@@ -15,14 +15,6 @@ fn pods(namespace: &str, component: &str) -> Result<Vec<String>> {
     let mut uids: Vec<String> = uids.split_whitespace().map(str::to_owned).collect();
     uids.sort();
     Ok(uids)
-}
-
-fn hack(script: &str, arguments: &[&str]) -> Result<String> {
-    let output = std::process::Command::new(cluster::repository().join("hack").join(script))
-        .args(arguments)
-        .output()?;
-    ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    Ok(String::from_utf8(output.stdout)?)
 }
 
 async fn is_answered(session: &Session, command: &str, answer: &str) -> Result<()> {
@@ -55,10 +47,7 @@ async fn every_secret_can_be_exchanged_while_a_session_runs() -> Result<()> {
     );
     kubectl::ok(&["-n", namespace, "create", "serviceaccount", "second"])?;
     let token = kubectl::ok(&["-n", namespace, "create", "token", "second", "--duration=1h"])?;
-    let mut kubeconfig: serde_json::Value = serde_yaml::from_str(&hack(
-        "investigation-kubeconfig.sh",
-        &["--namespace", namespace, "--instance", name, "--print"],
-    )?)?;
+    let mut kubeconfig: serde_json::Value = serde_yaml::from_str(&admin::investigation_kubeconfig(namespace, name, &["--print"])?)?;
     kubeconfig["users"][0]["user"] = serde_json::json!({"token": token.trim()});
     let file = tempfile::NamedTempFile::new()?;
     std::fs::write(file.path(), kubeconfig.to_string())?;
@@ -86,11 +75,7 @@ async fn every_secret_can_be_exchanged_while_a_session_runs() -> Result<()> {
 
     // The certificate: served by the same pod, the session goes on.
     let ca = tempfile::NamedTempFile::new()?;
-    let path = ca.path().to_str().context("the temporary folder's path is not UTF-8")?;
-    hack(
-        "tls-secret.sh",
-        &["--namespace", namespace, "--instance", name, "--ca-out", path],
-    )?;
+    admin::certificate(namespace, name, ca.path())?;
     let mut endpoint = instance.endpoint.clone();
     endpoint.ca_pem = Some(std::fs::read(ca.path())?);
     let renewed = cluster::eventually("the new certificate", async || Ok(endpoint.connect("running").await?)).await?;

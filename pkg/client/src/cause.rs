@@ -1,0 +1,81 @@
+//! Why a call failed, down to the root: what people need is below what HTTP clients and the SDK say of themselves.
+
+use std::error::Error;
+
+use rmcp::ServiceError;
+use rmcp::service::ClientInitializeError;
+use rmcp::transport::DynamicTransportError;
+use rmcp::transport::streamable_http_client::StreamableHttpError;
+
+/// The error and its causes, outermost first; a cause that the text before it tells already is left out.
+#[must_use]
+pub fn chain(error: &(dyn Error + 'static)) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let told = error.to_string();
+        if !text.contains(&told) {
+            text = format!("{text}: {told}");
+        }
+        cause = error.source();
+    }
+    text
+}
+
+pub(crate) fn of_connect(error: &ClientInitializeError) -> String {
+    match error {
+        ClientInitializeError::TransportError { error, .. } => of_transport(error),
+        other => chain(other),
+    }
+}
+
+pub(crate) fn of_call(error: &ServiceError) -> String {
+    match error {
+        ServiceError::TransportSend(error) => of_transport(error),
+        other => chain(other),
+    }
+}
+
+/// The SDK (3.11) names its transport's Rust type, and breaks the chain at the HTTP client's error.
+fn of_transport(error: &DynamicTransportError) -> String {
+    match error.error.downcast_ref::<StreamableHttpError<reqwest::Error>>() {
+        Some(StreamableHttpError::Client(http)) => chain(http),
+        Some(other) => chain(other),
+        None => chain(error.error.as_ref()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use crate::session::Endpoint;
+
+    #[derive(Debug, thiserror::Error)]
+    #[error("{0}")]
+    struct Told(&'static str, #[source] Option<Box<Told>>);
+
+    #[test]
+    fn a_cause_is_told_once() {
+        let root = Told("connection refused", None);
+        let middle = Told("cannot connect: connection refused", Some(Box::new(root)));
+        let outer = Told("request failed", Some(Box::new(middle)));
+        assert_eq!(
+            super::chain(&outer),
+            "request failed: cannot connect: connection refused"
+        );
+    }
+
+    #[tokio::test]
+    async fn a_server_that_is_not_there_is_told_without_the_sdks_types() {
+        // A port that was free a moment ago.
+        let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let endpoint = Endpoint {
+            base_url: format!("http://{address}"),
+            ca_pem: None,
+            token: None,
+        };
+        let error = endpoint.connect("s").await.err().unwrap().to_string();
+        assert!(error.contains("refused") && !error.contains("::"), "{error}");
+    }
+}

@@ -105,6 +105,7 @@ PLUGIN_DIR ?= $(HOME)/.local/bin
 install-plugin: ## Build the kubectl plugin and put it into PLUGIN_DIR (~/.local/bin)
 	$(CARGO) build --locked --profile $(PROFILE) -p cli-mcp-kubectl-plugin
 	install -D -m 755 -t $(PLUGIN_DIR) $(BIN_DIR)/kubectl-cli_mcp cmd/kubectl-plugin/kubectl_complete-cli_mcp
+	@case ":$$PATH:" in *":$(PLUGIN_DIR):"*) ;; *) echo "kubectl finds it when $(PLUGIN_DIR) is in PATH: export PATH=$(PLUGIN_DIR):\$$PATH" >&2 ;; esac
 
 .PHONY: fmt
 fmt: ## Format the code
@@ -208,8 +209,8 @@ test-hardened: build-prod ## Read from the shipped binaries that they are harden
 	test/images/hardened $(TARGET_DIR)/$(CARGO_BUILD_TARGET)/prod
 
 .PHONY: test-docs
-test-docs: dev-cluster ## Run the commands of docs/quick-start.md and docs/install.md, as printed, on the development cluster
-	CARGO="$(CARGO)" BIN_DIR=$(BIN_DIR) hack/docs/run-pages docs/quick-start.md docs/install.md
+test-docs: dev-cluster workspace ## Run the commands of docs/quick-start.md and docs/install.md, as printed, on the development cluster
+	CARGO="$(CARGO)" DOCS_PROGRAM=$(DEV_BIN_DIR)/docs BIN_DIR=$(BIN_DIR) hack/docs/run-pages docs/quick-start.md docs/install.md
 
 .PHONY: test-clients
 test-clients: cluster-ready build ## List and watch through the proxy with the Python, JavaScript, Go and Java clients of Kubernetes

@@ -87,7 +87,11 @@ docs/clients.md has the settings of the usual clients.
 
 To clean up:
 
-  kubectl delete namespace $namespace      the instance and its sandboxes
-  make undeploy                            the operator
-  make dev-cluster-down                    the development cluster
+  # the instance and its sandboxes, and the investigation identity's right
+  kubectl delete namespace $namespace
+  kubectl delete clusterrolebinding cli-mcp-investigator-$namespace-view
+  # the operator
+  make undeploy
+  # the development cluster
+  make dev-cluster-down
 TEXT

@@ -10,7 +10,6 @@ set -euo pipefail
 
 bin=$(cd "${1:?usage: $0 BIN_DIR}" && pwd)
 here=$(cd "$(dirname "$0")" && pwd)
-repository=$here/../..
 cache=${CLIENTS_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/cli-mcp-operator/clients}
 namespace='proxy-clients'
 work=$(mktemp -d)

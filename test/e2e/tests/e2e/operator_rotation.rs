@@ -1,6 +1,6 @@
 //! Each Secret of an instance is exchanged while a session runs: what docs/rotation.md promises.
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use cli_mcp_demo::session::Session;
 use cli_mcp_e2e::instance::{self, Instance};
 use cli_mcp_e2e::{admin, cluster, kubectl};

@@ -188,8 +188,7 @@ test-bundle: cluster-ready workspace ## Check the OLM bundle with operator-verif
 	hack/monitoring-check.sh
 
 .PHONY: test-bundle-install
-test-bundle-install: cluster-ready images ## Install what the bundle says in each of OLM's install modes, hold the demo there; scorecard in pods
-	$(CARGO) build --locked -p cli-mcp-bundle -p cli-mcp-demo
+test-bundle-install: cluster-ready images workspace ## Install what the bundle says in each of OLM's install modes, hold the demo there; scorecard in pods
 	$(IN_CLUSTER) IMAGE_PREFIX=$(IMAGE_PREFIX) TAG=$(IMAGE_TAG) BUNDLE_PROGRAM=$(DEV_BIN_DIR)/bundle DEMO_PROGRAM=$(DEV_BIN_DIR)/demo \
 	  KUBECTL_PLUGIN=$(BIN_DIR)/kubectl-cli_mcp test/bundle/install-modes
 	$(if $(filter dev,$(CLUSTER)),test/bundle/scorecard)

@@ -84,8 +84,9 @@ build-prod: ## Build the programs as they are shipped: optimised, hardened, stri
 	$(MAKE) build PROFILE=prod
 
 .PHONY: manifests
-manifests: workspace ## Generate the CRD from the Rust types into config/crd
+manifests: workspace ## Generate the CRD and the operator's roles from the code into config/
 	crd=$$($(DEV_BIN_DIR)/crdgen) && printf '%s\n' "$$crd" >config/crd/bases/cli-mcp.redhat.com_climcpinstances.yaml
+	$(DEV_BIN_DIR)/rolegen config
 
 .PHONY: bundle
 bundle: cluster-ready workspace ## Generate the OLM bundle, its Dockerfile and the catalog template from config/

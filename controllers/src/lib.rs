@@ -24,6 +24,7 @@ pub mod idle;
 pub mod metrics;
 pub mod pool;
 pub mod reconcile;
+pub mod rights;
 pub mod sandboxes;
 pub mod settings;
 pub mod status;

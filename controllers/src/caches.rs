@@ -15,7 +15,7 @@ use futures::{Stream, StreamExt};
 use k8s_openapi::api::core::v1::{Pod, Secret};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::api::rbac::v1::ClusterRoleBinding;
-use kube::api::{DynamicObject, PartialObjectMeta};
+use kube::api::{ApiResource, DynamicObject, PartialObjectMeta, TypeMeta};
 use kube::core::Resource;
 use kube::runtime::controller::ReconcileRequest;
 use kube::runtime::reflector::{ObjectRef, Store, store::Writer};
@@ -81,7 +81,7 @@ impl Caches {
                 let resource = kind.api_resource();
                 let (store, writer) = reflector(resource.clone());
                 let api = scope.dynamic_api(client, &resource);
-                starter.children(writer, api);
+                starter.children(writer, api, resource);
                 (kind, store)
             })
             .collect();
@@ -209,10 +209,9 @@ impl Starter<'_> {
         });
     }
 
-    /// Of a child's managed fields only what others have set is kept: it is what apply must take back.
-    fn children(&mut self, writer: Writer<DynamicObject>, api: Api<DynamicObject>) {
-        let stream = watcher(api, watcher::Config::default().labels(MANAGED))
-            .modify(|child| child.managed_fields_mut().retain(is_foreign));
+    fn children(&mut self, writer: Writer<DynamicObject>, api: Api<DynamicObject>, resource: ApiResource) {
+        let stream =
+            watcher(api, watcher::Config::default().labels(MANAGED)).modify(move |child| keep_child(child, &resource));
         self.run(writer, stream, |event| match event {
             watcher::Event::Apply(child) | watcher::Event::InitApply(child) | watcher::Event::Delete(child) => {
                 owner(child).into_iter().collect()
@@ -286,6 +285,17 @@ impl Starter<'_> {
             }
         });
     }
+}
+
+/// What is kept of a child. An item of a list does not say its kind, as an object of a watch does: without it every child
+/// would differ from what it should be. Of the managed fields only what others have set is kept: it is what apply must
+/// take back.
+pub(crate) fn keep_child(child: &mut DynamicObject, resource: &ApiResource) {
+    child.types = Some(TypeMeta {
+        api_version: resource.api_version.clone(),
+        kind: resource.kind.clone(),
+    });
+    child.managed_fields_mut().retain(is_foreign);
 }
 
 fn instance_ref(namespace: Option<String>, name: &str) -> Option<ObjectRef<CliMcpInstance>> {

@@ -1,5 +1,5 @@
 //! An API server in memory, for tests: objects by path, server-side apply as far as one field manager needs it, and a
-//! failure at a chosen write.
+//! failure at a chosen write. A request that the operator's roles do not allow fails the test.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -8,11 +8,12 @@ use std::sync::{Arc, Mutex};
 use http::{Method, Request, Response, StatusCode};
 use http_body_util::BodyExt;
 use kube::Client;
+use kube::api::DynamicObject;
 use kube::client::Body;
 use serde_json::{Value, json};
 
 use crate::build::ChildKind;
-use crate::caches::Caches;
+use crate::caches::{Caches, keep_child};
 
 /// The server. Clones share their objects.
 #[derive(Clone, Default)]
@@ -120,7 +121,13 @@ impl FakeServer {
                     &format!("/apis/{}", resource.api_version)
                 };
                 let found = under(&format!("{root}/namespaces/ns/{}/", resource.plural));
-                (kind, read(found.into_iter().filter(managed).collect()))
+                let mut children: Vec<DynamicObject> = read(found.into_iter().filter(managed).collect());
+                for child in &mut children {
+                    // As in a list.
+                    child.types = None;
+                    keep_child(child, &resource);
+                }
+                (kind, children)
             })
             .collect();
         Caches::holding(
@@ -136,6 +143,10 @@ impl FakeServer {
     }
 
     fn answer(&self, method: &Method, path: &str, query: Option<&str>, body: Value) -> Answer {
+        assert!(
+            crate::rights::tests::allows(method, path),
+            "the operator has no right to {method} {path}"
+        );
         let mut state = self.0.lock().unwrap();
         if *method == Method::GET {
             return state.read(path, query);

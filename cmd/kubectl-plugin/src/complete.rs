@@ -96,7 +96,9 @@ fn cobra(line: &Line, candidates: &[(String, String)], directive: u8) -> String 
 }
 
 fn read(root: &Command, words: &[String]) -> Line {
-    let (last, before) = words.split_last().map_or(("", &[][..]), |(last, rest)| (last.as_str(), rest));
+    let (last, before) = words
+        .split_last()
+        .map_or(("", &[][..]), |(last, rest)| (last.as_str(), rest));
     let mut command = root;
     let mut values = BTreeMap::new();
     let mut pending: Option<&Arg> = None;
@@ -154,7 +156,9 @@ fn line(wanted: Wanted, before: &str, prefix: &str, values: BTreeMap<String, Str
 fn flag<'a, 'b>(command: &'a Command, word: &'b str) -> Option<(&'a Arg, Option<&'b str>)> {
     let mut arguments = command.get_arguments();
     if let Some(long) = word.strip_prefix("--") {
-        let (name, value) = long.split_once('=').map_or((long, None), |(name, value)| (name, Some(value)));
+        let (name, value) = long
+            .split_once('=')
+            .map_or((long, None), |(name, value)| (name, Some(value)));
         return arguments
             .find(|argument| argument.get_long() == Some(name))
             .map(|argument| (argument, value));
@@ -238,7 +242,14 @@ async fn list(kind: Kind, values: &BTreeMap<String, String>) -> Option<Vec<Strin
             Some(file) => Kubeconfig::read_from(file),
             None => Kubeconfig::read(),
         };
-        return Some(kubeconfig.ok()?.contexts.into_iter().map(|context| context.name).collect());
+        return Some(
+            kubeconfig
+                .ok()?
+                .contexts
+                .into_iter()
+                .map(|context| context.name)
+                .collect(),
+        );
     }
     let cluster = Cluster::of(&place).await.ok()?;
     Some(match kind {
@@ -290,7 +301,9 @@ mod tests {
     fn commands_come_first_and_flags_after_a_dash() {
         let commands = words(&[""]);
         assert!(
-            ["sessions", "run", "check"].iter().all(|name| commands.contains(&(*name).to_owned())),
+            ["sessions", "run", "check"]
+                .iter()
+                .all(|name| commands.contains(&(*name).to_owned())),
             "{commands:?}"
         );
         let flags = words(&["run", "s1", "-"]);

@@ -26,7 +26,9 @@ pub enum Error {
         source: Box<kube::Error>,
     },
     /// The resource is not served.
-    #[error("this cluster has no resource CliMcpInstance: install the operator (docs/install.md), or choose another cluster with --context")]
+    #[error(
+        "this cluster has no resource CliMcpInstance: install the operator (docs/install.md), or choose another cluster with --context"
+    )]
     NotInstalled,
     /// The MCP server refused or did not answer.
     #[error("{0}")]

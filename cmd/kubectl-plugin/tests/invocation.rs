@@ -93,7 +93,10 @@ fn a_server_that_is_not_there_leaves_run_without_a_result() {
     let output = plugin(&["run", "s1", "--url", &url, "--", "ls"]);
     let stderr = text(&output.stderr);
     assert_eq!(output.status.code(), Some(125), "{stderr}");
-    assert!(stderr.to_lowercase().contains("connection refused"), "the cause is not told: {stderr}");
+    assert!(
+        stderr.to_lowercase().contains("connection refused"),
+        "the cause is not told: {stderr}"
+    );
     let deleted = plugin(&["delete", "s1", "--url", &url]);
     assert_eq!(deleted.status.code(), Some(1), "{}", text(&deleted.stderr));
 }

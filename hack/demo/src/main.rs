@@ -71,11 +71,7 @@ async fn run(args: &Args) -> Result<()> {
         writeln!(out, "# {}\n$ {}", step.shows, step.command)?;
         out.flush()?;
         let result = session.bash(&step.command).await?;
-        ensure!(
-            result.exit_code.is_some(),
-            "the command did not run: {}",
-            result.text
-        );
+        ensure!(result.exit_code.is_some(), "the command did not run: {}", result.text);
         writeln!(out, "{}", printed(&result))?;
         ensure!(step.is_shown_by(&result), "{}", step.otherwise);
     }

@@ -185,7 +185,9 @@ mod tests {
     fn the_commands_name_the_given_server_and_pod() {
         let commands: Vec<String> = conversation().into_iter().map(|step| step.command).collect();
         assert!(
-            commands.iter().any(|command| command.contains("https://10.96.0.1:443/")),
+            commands
+                .iter()
+                .any(|command| command.contains("https://10.96.0.1:443/")),
             "{commands:?}"
         );
         assert!(
@@ -200,6 +202,9 @@ mod tests {
     #[test]
     fn a_result_is_printed_with_both_streams_and_its_end() {
         assert_eq!(printed(&answer(0, "a\nb\n", "")), "  a\n  b\n  (exit code 0, 7 ms)\n");
-        assert_eq!(printed(&answer(3, "", "no\n")), "  no\n  (exit code 3, 7 ms, isError)\n");
+        assert_eq!(
+            printed(&answer(3, "", "no\n")),
+            "  no\n  (exit code 3, 7 ms, isError)\n"
+        );
     }
 }

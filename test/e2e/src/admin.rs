@@ -7,16 +7,6 @@ use anyhow::{Context, Result, bail};
 
 use crate::cluster;
 
-/// Makes both Secrets; the certificate's CA goes to the file.
-///
-/// # Errors
-///
-/// When either cannot be made.
-pub fn secrets(namespace: &str, instance: &str, ca: &Path) -> Result<()> {
-    investigation_kubeconfig(namespace, instance, &[])?;
-    certificate(namespace, instance, ca)
-}
-
 /// Runs `kubectl cli-mcp investigation-kubeconfig`, and returns what it prints.
 ///
 /// # Errors
@@ -25,7 +15,13 @@ pub fn secrets(namespace: &str, instance: &str, ca: &Path) -> Result<()> {
 pub fn investigation_kubeconfig(namespace: &str, instance: &str, more: &[&str]) -> Result<String> {
     let plugin = Path::new(&cluster::setting("E2E_BIN_DIR")?).join("kubectl-cli_mcp");
     run(Command::new(plugin)
-        .args(["investigation-kubeconfig", "--namespace", namespace, "--instance", instance])
+        .args([
+            "investigation-kubeconfig",
+            "--namespace",
+            namespace,
+            "--instance",
+            instance,
+        ])
         .args(more))
 }
 

@@ -7,7 +7,7 @@ use std::sync::OnceLock;
 use anyhow::{Context, Result, bail};
 use cli_mcp_demo::session::{Endpoint, Session, Token};
 
-use crate::{admin, cluster, kubectl};
+use crate::{cluster, kubectl, setup};
 
 /// A Ready instance and a way to talk to it.
 pub struct Instance {
@@ -52,7 +52,7 @@ pub fn shared() -> Result<&'static Instance> {
 }
 
 impl Instance {
-    /// Makes an instance in a namespace of its own and waits until it is Ready.
+    /// Makes an instance in a namespace of its own and waits until it is Ready. The spec is YAML.
     ///
     /// # Errors
     ///
@@ -60,15 +60,9 @@ impl Instance {
     pub fn create(namespace: &str, name: &str, spec: &str) -> Result<Self> {
         let files = tempfile::tempdir()?;
         let ca_file = files.path().join("ca.crt");
-        // An earlier run's instance has certificates of its own.
-        kubectl::ok(&["delete", "namespace", namespace, "--ignore-not-found", "--timeout=180s"])?;
-        kubectl::apply(&format!(
-            "apiVersion: v1\nkind: Namespace\nmetadata:\n  name: {namespace}\n  labels: {{pod-security.kubernetes.io/enforce: restricted}}\n"
-        ))?;
-        admin::secrets(namespace, name, &ca_file)?;
-        kubectl::apply(&format!(
-            "apiVersion: cli-mcp.redhat.com/v1alpha1\nkind: CliMcpInstance\nmetadata: {{name: {name}, namespace: {namespace}}}\nspec:\n{spec}"
-        ))?;
+        setup::namespace(namespace)?;
+        setup::secrets(namespace, name, Some(&ca_file))?;
+        setup::apply(namespace, name, spec)?;
         wait_ready(namespace, name)?;
         let token = kubectl::ok(&[
             "-n",

@@ -5,3 +5,4 @@ pub mod cluster;
 pub mod instance;
 pub mod kubectl;
 pub mod secret_search;
+pub mod setup;

@@ -62,11 +62,7 @@ pub(super) fn examine(facts: &Facts) -> Vec<Finding> {
 
 /// Judges what every instance stands on.
 pub(super) fn platform(platform: &Platform, served: bool) -> Vec<Finding> {
-    vec![
-        api_server(platform),
-        definition(platform, served),
-        operator(platform),
-    ]
+    vec![api_server(platform), definition(platform, served), operator(platform)]
 }
 
 fn api_server(platform: &Platform) -> Finding {

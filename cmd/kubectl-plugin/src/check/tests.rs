@@ -83,7 +83,9 @@ fn each_part_that_is_broken_is_named_with_its_remedy() {
         ("API server", |facts| facts.platform.version = Err("refused".to_owned())),
         ("Definition", |facts| facts.platform.crd = Ok(None)),
         ("Operator", |facts| facts.platform.operators = Ok(Vec::new())),
-        ("Operator", |facts| facts.platform.operators = Ok(vec![of(deployment(0))])),
+        ("Operator", |facts| {
+            facts.platform.operators = Ok(vec![of(deployment(0))])
+        }),
         ("Instance", |facts| facts.instance = Ok(None)),
         ("Kubeconfig", |facts| facts.kubeconfig_secret = Some("s".to_owned())),
         ("Certificate", |facts| facts.tls = Ok(None)),

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use anyhow::{Result, ensure};
 use cli_mcp_e2e::instance::{self, Instance};
-use cli_mcp_e2e::{admin, cluster, kubectl};
+use cli_mcp_e2e::{cluster, kubectl, setup};
 
 const KINDS: &str = "climcpinstance,deployment,service,serviceaccount,role,rolebinding,configmap,secret,networkpolicy,poddisruptionbudget";
 
@@ -73,26 +73,18 @@ async fn a_second_reconcile_changes_no_resource_version() -> Result<()> {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_missing_secret_is_named_with_the_remedy_and_then_found() -> Result<()> {
     let namespace = "e2e-missing";
-    kubectl::ok(&["delete", "namespace", namespace, "--ignore-not-found", "--timeout=180s"])?;
-    kubectl::apply(&format!(
-        "apiVersion: v1\nkind: Namespace\nmetadata:\n  name: {namespace}\n  labels: {{pod-security.kubernetes.io/enforce: restricted}}\n---\n\
-         apiVersion: cli-mcp.redhat.com/v1alpha1\nkind: CliMcpInstance\nmetadata: {{name: missing, namespace: {namespace}}}\n\
-         spec: {{proxy: {{targets: [{{type: kubernetes}}]}}}}\n"
-    ))?;
-    let ready = |field: &str| {
-        let path = format!("jsonpath={{.status.conditions[?(@.type==\"Ready\")].{field}}}");
-        kubectl::ok(&["-n", namespace, "get", "climcpinstance", "missing", "-o", &path])
-    };
+    setup::namespace(namespace)?;
+    setup::apply(namespace, "missing", "proxy: {targets: [{type: kubernetes}]}")?;
     cluster::eventually("the condition", async || {
-        let (reason, message) = (ready("reason")?, ready("message")?);
+        let ready = setup::condition(namespace, "missing", "Ready")?;
         ensure!(
-            reason == "SecretsNotFound" && message.contains("cli-mcp-missing-kubeconfig"),
-            "{reason}: {message}"
+            ready.reason == "SecretsNotFound" && ready.message.contains("cli-mcp-missing-kubeconfig"),
+            "{ready}"
         );
         Ok(())
     })
     .await?;
-    admin::secrets(namespace, "missing", "/dev/null".as_ref())?;
+    setup::secrets(namespace, "missing", None)?;
     instance::wait_ready(namespace, "missing")?;
 
     kubectl::ok(&["-n", namespace, "delete", "climcpinstance", "missing", "--timeout=120s"])?;

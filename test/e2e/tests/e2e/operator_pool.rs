@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use anyhow::{Context, Result, ensure};
 use cli_mcp_demo::session::Session;
 use cli_mcp_e2e::instance::Instance;
+use cli_mcp_e2e::setup::patch;
 use cli_mcp_e2e::{cluster, kubectl};
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::ListParams;
@@ -58,20 +59,6 @@ fn is_ready(pod: &Pod) -> bool {
 fn states(pods: &[Pod]) -> Vec<(String, bool, bool)> {
     let state = |pod: &Pod| (pod.name_any(), is_ready(pod), pod.metadata.deletion_timestamp.is_some());
     pods.iter().map(state).collect()
-}
-
-fn patch(namespace: &str, name: &str, spec: &str) -> Result<()> {
-    kubectl::ok(&[
-        "-n",
-        namespace,
-        "patch",
-        "climcpinstance",
-        name,
-        "--type=merge",
-        "-p",
-        spec,
-    ])?;
-    Ok(())
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use anyhow::{Context, Result, ensure};
 use cli_mcp_e2e::instance::{self, Instance};
-use cli_mcp_e2e::{admin, cluster, kubectl};
+use cli_mcp_e2e::{cluster, kubectl, setup};
 use serde_json::{Value, json};
 
 /// Kinds of children, as kubectl names them.
@@ -275,19 +275,17 @@ async fn an_object_of_somebody_else_is_reported_and_left_alone() -> Result<()> {
     };
     let before = read()?;
     let spec = "  sandbox: {warmPoolSize: 1}\n  proxy: {replicas: 2, targets: [{type: kubernetes}]}\n";
-    admin::secrets(namespace, "foreign", "/dev/null".as_ref())?;
-    kubectl::apply(&format!(
-        "apiVersion: cli-mcp.redhat.com/v1alpha1\nkind: CliMcpInstance\nmetadata: {{name: foreign, namespace: {namespace}}}\nspec:\n{spec}"
-    ))?;
+    setup::secrets(namespace, "foreign", None)?;
+    setup::apply(namespace, "foreign", spec)?;
     cluster::eventually("a condition that names every one of them", async || {
-        let path = "jsonpath={.status.conditions[?(@.type==\"Ready\")].reason} {.status.conditions[?(@.type==\"Ready\")].message}";
-        let said = kubectl::ok(&["-n", namespace, "get", "climcpinstance", "foreign", "-o", path])?;
-        ensure!(said.starts_with("ChildrenNotReady "), "{said}");
+        let said = setup::condition(namespace, "foreign", "Ready")?;
+        ensure!(said.reason == "ChildrenNotReady", "{said}");
         for object in &theirs {
             let kind = object["kind"].as_str().unwrap_or_default();
             let name = object["metadata"]["name"].as_str().unwrap_or_default();
             ensure!(
-                said.contains(&format!("{kind} {name} exists and does not belong to this instance")),
+                said.message
+                    .contains(&format!("{kind} {name} exists and does not belong to this instance")),
                 "{kind} {name} is not in: {said}"
             );
         }

@@ -3,7 +3,7 @@
 use anyhow::{Result, ensure};
 use cli_mcp_demo::session::Session;
 use cli_mcp_e2e::instance::{self, Instance};
-use cli_mcp_e2e::{admin, cluster, kubectl};
+use cli_mcp_e2e::{admin, cluster, kubectl, setup};
 
 const WHO: &str = "kubectl auth whoami -o jsonpath='{.status.userInfo.username}'";
 
@@ -47,7 +47,8 @@ async fn every_secret_can_be_exchanged_while_a_session_runs() -> Result<()> {
     );
     kubectl::ok(&["-n", namespace, "create", "serviceaccount", "second"])?;
     let token = kubectl::ok(&["-n", namespace, "create", "token", "second", "--duration=1h"])?;
-    let mut kubeconfig: serde_json::Value = serde_yaml::from_str(&admin::investigation_kubeconfig(namespace, name, &["--print"])?)?;
+    let mut kubeconfig: serde_json::Value =
+        serde_yaml::from_str(&admin::investigation_kubeconfig(namespace, name, &["--print"])?)?;
     kubeconfig["users"][0]["user"] = serde_json::json!({"token": token.trim()});
     let file = tempfile::NamedTempFile::new()?;
     std::fs::write(file.path(), kubeconfig.to_string())?;
@@ -146,16 +147,7 @@ async fn generated_and_admins_secrets_are_never_changed_or_deleted() -> Result<(
     // Whatever else changes.
     kubectl::ok(&["-n", namespace, "delete", "configmap", &format!("cli-mcp-{name}-proxy")])?;
     let change = r#"{"spec":{"replicas":2,"proxy":{"replicas":2}}}"#;
-    kubectl::ok(&[
-        "-n",
-        namespace,
-        "patch",
-        "climcpinstance",
-        name,
-        "--type=merge",
-        "-p",
-        change,
-    ])?;
+    setup::patch(namespace, name, change)?;
     instance::wait_ready(namespace, name)?;
     ensure!(secrets()? == before, "{before:?} {:?}", secrets()?);
     // An empty key is the admin's to mend.
@@ -171,9 +163,11 @@ async fn generated_and_admins_secrets_are_never_changed_or_deleted() -> Result<(
         r#"{"data":{"key":""}}"#,
     ])?;
     cluster::eventually("the condition", async || {
-        let path = "jsonpath={.status.conditions[?(@.type==\"Ready\")].reason} {.status.conditions[?(@.type==\"Ready\")].message}";
-        let said = kubectl::ok(&["-n", namespace, "get", "climcpinstance", name, "-o", path])?;
-        ensure!(said.starts_with("SecretKeysInvalid ") && said.contains(&hmac), "{said}");
+        let said = setup::condition(namespace, name, "Ready")?;
+        ensure!(
+            said.reason == "SecretKeysInvalid" && said.message.contains(&hmac),
+            "{said}"
+        );
         Ok(())
     })
     .await?;

@@ -3,43 +3,23 @@
 
 use anyhow::{Result, ensure};
 use cli_mcp_e2e::instance::{self, Instance};
-use cli_mcp_e2e::{cluster, kubectl};
-
-/// Status, reason and message of a condition.
-fn condition(namespace: &str, name: &str, type_: &str) -> Result<(String, String, String)> {
-    let of = |field: &str| {
-        let path = format!("jsonpath={{.status.conditions[?(@.type==\"{type_}\")].{field}}}");
-        kubectl::ok(&["-n", namespace, "get", "climcpinstance", name, "-o", &path])
-    };
-    Ok((of("status")?, of("reason")?, of("message")?))
-}
+use cli_mcp_e2e::{cluster, kubectl, setup};
 
 /// Waits until a condition is False for this reason, with this in its message.
 async fn fails(namespace: &str, name: &str, type_: &str, reason: &str, text: &str) -> Result<()> {
     cluster::eventually("the condition", async || {
-        let (status, found, message) = condition(namespace, name, type_)?;
+        let found = setup::condition(namespace, name, type_)?;
         ensure!(
-            status == "False" && found == reason && message.contains(text),
-            "{type_}={status} {found}: {message}"
+            found.status == "False" && found.reason == reason && found.message.contains(text),
+            "{type_}={found}"
         );
         Ok(())
     })
     .await
 }
 
-fn patch(namespace: &str, name: &str, sandbox: &str) -> Result<()> {
-    let spec = format!("{{\"spec\":{{\"sandbox\":{sandbox}}}}}");
-    kubectl::ok(&[
-        "-n",
-        namespace,
-        "patch",
-        "climcpinstance",
-        name,
-        "--type=merge",
-        "-p",
-        &spec,
-    ])?;
-    Ok(())
+fn patch_sandbox(namespace: &str, name: &str, sandbox: &str) -> Result<()> {
+    setup::patch(namespace, name, &format!("{{\"spec\":{{\"sandbox\":{sandbox}}}}}"))
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -49,7 +29,7 @@ async fn a_pool_that_does_not_start_says_why_and_recovers() -> Result<()> {
     let _instance = Instance::create(namespace, name, spec)?;
     let generation = |path: &str| kubectl::ok(&["-n", namespace, "get", "climcpinstance", name, "-o", path]);
 
-    patch(
+    patch_sandbox(
         namespace,
         name,
         r#"{"image":"localhost/there-is-none:1","imagePullPolicy":"Never"}"#,
@@ -63,7 +43,7 @@ async fn a_pool_that_does_not_start_says_why_and_recovers() -> Result<()> {
     )
     .await?;
     fails(namespace, name, "Ready", "WarmPoolUnhealthy", "ErrImageNeverPull").await?;
-    patch(namespace, name, r#"{"imagePullPolicy":"IfNotPresent"}"#)?;
+    patch_sandbox(namespace, name, r#"{"imagePullPolicy":"IfNotPresent"}"#)?;
     fails(namespace, name, "Ready", "WarmPoolUnhealthy", "ImagePull").await?;
     // The one pod that waits is kept: another would not do better.
     let pods = kubectl::ok(&[
@@ -78,7 +58,7 @@ async fn a_pool_that_does_not_start_says_why_and_recovers() -> Result<()> {
     ])?;
     ensure!(pods.lines().count() == 1, "{pods}");
 
-    patch(namespace, name, r#"{"image":"","nodeSelector":{"no.such/label":"x"}}"#)?;
+    patch_sandbox(namespace, name, r#"{"image":"","nodeSelector":{"no.such/label":"x"}}"#)?;
     fails(namespace, name, "Ready", "WarmPoolUnhealthy", "Unschedulable").await?;
     let columns = kubectl::ok(&["-n", namespace, "get", "cmi", "-o", "wide"])?;
     ensure!(
@@ -87,7 +67,7 @@ async fn a_pool_that_does_not_start_says_why_and_recovers() -> Result<()> {
         }) && columns.contains("WarmPoolUnhealthy"),
         "{columns}"
     );
-    patch(namespace, name, r#"{"nodeSelector":null}"#)?;
+    patch_sandbox(namespace, name, r#"{"nodeSelector":null}"#)?;
     instance::wait_ready(namespace, name)?;
 
     // A quota that is full with what runs: the next sandbox is refused at creation.
@@ -102,7 +82,7 @@ async fn a_pool_that_does_not_start_says_why_and_recovers() -> Result<()> {
         "full",
         &format!("--hard=pods={running}"),
     ])?;
-    patch(namespace, name, r#"{"warmPoolSize":3}"#)?;
+    patch_sandbox(namespace, name, r#"{"warmPoolSize":3}"#)?;
     fails(namespace, name, "Ready", "WarmPoolUnhealthy", "exceeded quota").await?;
     kubectl::ok(&["-n", namespace, "delete", "quota", "full"])?;
     instance::wait_ready(namespace, name)?;
@@ -174,11 +154,10 @@ async fn a_server_or_proxy_that_does_not_start_says_why() -> Result<()> {
 async fn an_open_network_is_found_and_told() -> Result<()> {
     let (namespace, name) = ("e2e-open", "open");
     let spec = "  sandbox: {warmPoolSize: 1}\n  proxy: {targets: [{type: kubernetes}]}\n";
-    kubectl::ok(&["delete", "namespace", namespace, "--ignore-not-found", "--timeout=180s"])?;
     let _instance = Instance::create(namespace, name, spec)?;
     cluster::eventually("the proof", async || {
-        let (status, reason, message) = condition(namespace, name, "EgressEnforced")?;
-        ensure!(status == "True", "{status} {reason}: {message}");
+        let egress = setup::condition(namespace, name, "EgressEnforced")?;
+        ensure!(egress.status == "True", "{egress}");
         Ok(())
     })
     .await?;

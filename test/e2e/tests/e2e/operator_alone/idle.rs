@@ -4,11 +4,12 @@ use std::io::{BufRead, BufReader};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use cli_mcp_e2e::setup::{apply, secrets};
 use cli_mcp_e2e::{cluster, instance, kubectl};
 use jiff::Timestamp;
 use serde_json::Value;
 
-use crate::operator_process::{Alone, Operator, Run, apply, namespace, say, secrets};
+use super::process::{Alone, Operator, Run, say};
 
 const INSTANCES: usize = 10;
 
@@ -33,15 +34,14 @@ fn requests(log: &str, from: Timestamp, to: Timestamp) -> Result<Vec<String>> {
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "takes the installed operator away: run by make test-operator"]
-async fn operator_alone_ten_idle_instances_cost_no_write_and_no_list() -> Result<()> {
+async fn ten_idle_instances_cost_no_write_and_no_list() -> Result<()> {
     let Ok(log) = std::env::var("DEVCLUSTER_AUDIT_LOG") else {
         return say("SKIPPED: the audit log can be read on the development cluster only");
     };
     let idle = std::env::var("E2E_IDLE_SECONDS").ok();
     let idle = Duration::from_secs(idle.map_or(Ok(60), |text| text.parse()).context("E2E_IDLE_SECONDS")?);
-    let _alone = Alone::take()?;
     let name = "e2e-idle-ten";
-    namespace(name)?;
+    let _alone = Alone::take(&[name])?;
     let folder = tempfile::tempdir()?;
     let run = Run {
         watch: name,
@@ -57,7 +57,7 @@ async fn operator_alone_ten_idle_instances_cost_no_write_and_no_list() -> Result
     );
     let instances: Vec<String> = (0..INSTANCES).map(|number| format!("idle-{number}")).collect();
     for instance in &instances {
-        secrets(name, instance)?;
+        secrets(name, instance, None)?;
         apply(name, instance, &spec)?;
     }
     for instance in &instances {

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 
 use anyhow::{Context, Result, ensure};
-use cli_mcp_e2e::{admin, cluster, kubectl};
+use cli_mcp_e2e::{cluster, kubectl, setup};
 
 const SYSTEM: &str = "cli-mcp-operator-system";
 const DEPLOYED: &str = "deployment/cli-mcp-operator-controller-manager";
@@ -16,12 +16,16 @@ const DEPLOYED: &str = "deployment/cli-mcp-operator-controller-manager";
 pub(crate) struct Alone;
 
 impl Alone {
-    /// Scales the installed operator to nothing and waits until it is gone.
+    /// Makes these namespaces anew, while the installed operator can still take down what an earlier run left there; then
+    /// scales it to nothing and waits until it is gone.
     ///
     /// # Errors
     ///
     /// When kubectl fails.
-    pub(crate) fn take() -> Result<Self> {
+    pub(crate) fn take(namespaces: &[&str]) -> Result<Self> {
+        for name in namespaces {
+            setup::namespace(name)?;
+        }
         kubectl::ok(&["-n", SYSTEM, "scale", DEPLOYED, "--replicas=0"])?;
         let alone = Self;
         kubectl::ok(&[
@@ -46,6 +50,12 @@ impl Drop for Alone {
     }
 }
 
+/// Address of the API server within the cluster.
+fn api_server() -> Result<String> {
+    let path = "jsonpath={.spec.clusterIP}";
+    kubectl::ok(&["-n", "default", "get", "service", "kubernetes", "-o", path])
+}
+
 /// Tells a figure.
 ///
 /// # Errors
@@ -53,38 +63,6 @@ impl Drop for Alone {
 /// When standard error is closed.
 pub(crate) fn say(text: &str) -> Result<()> {
     Ok(writeln!(std::io::stderr().lock(), "{text}")?)
-}
-
-/// Makes a namespace anew.
-///
-/// # Errors
-///
-/// When kubectl fails.
-pub(crate) fn namespace(name: &str) -> Result<()> {
-    kubectl::ok(&["delete", "namespace", name, "--ignore-not-found", "--timeout=180s"])?;
-    kubectl::apply(&format!(
-        "apiVersion: v1\nkind: Namespace\nmetadata:\n  name: {name}\n  labels: {{pod-security.kubernetes.io/enforce: restricted}}\n"
-    ))
-}
-
-/// Makes the Secrets of an admin; nobody calls the server.
-///
-/// # Errors
-///
-/// When they cannot be made.
-pub(crate) fn secrets(namespace: &str, instance: &str) -> Result<()> {
-    admin::secrets(namespace, instance, "/dev/null".as_ref())
-}
-
-/// Applies an instance; the spec is one line of YAML.
-///
-/// # Errors
-///
-/// When the API server refuses it.
-pub(crate) fn apply(namespace: &str, instance: &str, spec: &str) -> Result<()> {
-    kubectl::apply(&format!(
-        "apiVersion: cli-mcp.redhat.com/v1alpha1\nkind: CliMcpInstance\nmetadata: {{name: {instance}, namespace: {namespace}}}\nspec: {spec}\n"
-    ))
 }
 
 /// A running operator; dropping it kills it.
@@ -130,6 +108,8 @@ impl Operator {
             .arg(format!("--health-probe-bind-address=127.0.0.1:{health}"))
             .env("WATCH_NAMESPACE", run.watch)
             .env("POD_NAMESPACE", run.namespace)
+            // As in a pod: its own rights do not reach to the Service.
+            .env("KUBERNETES_SERVICE_HOST", api_server()?)
             .env("RELATED_IMAGE_SERVER", cluster::image("server")?)
             .env("RELATED_IMAGE_PROXY", cluster::image("proxy")?)
             .env("RELATED_IMAGE_SANDBOX", cluster::image("agent")?)

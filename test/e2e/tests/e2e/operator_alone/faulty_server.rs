@@ -28,8 +28,10 @@ pub(crate) enum Plan {
     Faulty(u64),
     /// It is away.
     Down,
-    /// It passes this many writes more; after the last one it answers nothing.
-    SilentAfter(usize),
+    /// It passes one write more, and then neither passes nor answers anything.
+    SilentAfterWrite,
+    /// It has fallen silent.
+    Silent,
 }
 
 struct Faults {
@@ -56,6 +58,9 @@ impl Drop for FaultyServer {
 /// What happens to one request.
 enum Fault {
     None,
+    /// It is passed, its answer is kept back, and so is everything after it.
+    Last,
+    Silence,
     Refuse(StatusCode, &'static str),
     Delay(Duration),
 }
@@ -107,7 +112,7 @@ impl FaultyServer {
         self.faults.silent.notified().await;
     }
 
-    /// The writes that passed since the last call, as `METHOD path`.
+    /// The writes that passed since the last call, as `METHOD path status`.
     pub(crate) fn take_writes(&self) -> Vec<String> {
         std::mem::take(&mut *lock(&self.faults.writes))
     }
@@ -128,8 +133,14 @@ impl Faults {
     }
 
     fn decide(&self, write: bool) -> Fault {
-        match *lock(&self.plan) {
-            Plan::Pass | Plan::SilentAfter(_) => Fault::None,
+        let mut plan = lock(&self.plan);
+        match *plan {
+            Plan::SilentAfterWrite if write => {
+                *plan = Plan::Silent;
+                Fault::Last
+            }
+            Plan::Silent => Fault::Silence,
+            Plan::Pass | Plan::SilentAfterWrite => Fault::None,
             Plan::Down => Fault::Refuse(StatusCode::SERVICE_UNAVAILABLE, "ServiceUnavailable"),
             Plan::Faulty(share) if self.random() % 100 < share => match self.random() % 4 {
                 0 => Fault::Refuse(StatusCode::TOO_MANY_REQUESTS, "TooManyRequests"),
@@ -144,18 +155,6 @@ impl Faults {
     fn cuts_watches(&self) -> bool {
         matches!(*lock(&self.plan), Plan::Faulty(_) | Plan::Down)
     }
-
-    /// Counts a write that passed; true when it was the last one to be answered at all.
-    fn was_last(&self) -> bool {
-        let mut plan = lock(&self.plan);
-        match &mut *plan {
-            Plan::SilentAfter(left) => {
-                *left = left.saturating_sub(1);
-                *left == 0
-            }
-            _ => false,
-        }
-    }
 }
 
 async fn answer(State(faults): State<Arc<Faults>>, request: Request) -> Response {
@@ -163,8 +162,10 @@ async fn answer(State(faults): State<Arc<Faults>>, request: Request) -> Response
     let watch = request.uri().query().is_some_and(|query| query.contains("watch=true"));
     // Events are told and never read back.
     let write = *request.method() != Method::GET && !path.contains("/events");
-    match faults.decide(write) {
-        Fault::None => {}
+    let fault = faults.decide(write);
+    match fault {
+        Fault::None | Fault::Last => {}
+        Fault::Silence => std::future::pending().await,
         Fault::Delay(time) => tokio::time::sleep(time).await,
         Fault::Refuse(code, reason) => return refuse(code, reason),
     }
@@ -173,12 +174,12 @@ async fn answer(State(faults): State<Arc<Faults>>, request: Request) -> Response
         return refuse(StatusCode::BAD_GATEWAY, "InternalError");
     };
     if write {
-        lock(&faults.writes).push(named);
-        if faults.was_last() {
-            faults.silent.notify_one();
-            // The caller never learns that it was done.
-            std::future::pending::<()>().await;
-        }
+        lock(&faults.writes).push(format!("{named} {}", response.status().as_u16()));
+    }
+    if matches!(fault, Fault::Last) {
+        faults.silent.notify_one();
+        // The caller never learns that it was done.
+        std::future::pending::<()>().await;
     }
     let (parts, body) = response.into_parts();
     if !watch {

@@ -114,7 +114,7 @@ impl Controller {
         instance: Option<String>,
     ) -> Self {
         let mut watches = JoinSet::new();
-        let (scopes, queues) = scopes
+        let (scopes, queues): (_, Vec<(Arc<Caches>, Queue)>) = scopes
             .into_iter()
             .map(|scope| {
                 let (trigger, queue) = mpsc::unbounded();
@@ -122,6 +122,7 @@ impl Controller {
                 ((scope, caches.clone()), (caches, queue))
             })
             .unzip();
+        metrics.tell_conditions(queues.iter().map(|(caches, _)| caches.instances.clone()).collect());
         let context = Arc::new(Context::new(client, settings, scopes, metrics, instance));
         Self {
             context,

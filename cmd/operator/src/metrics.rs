@@ -10,12 +10,10 @@ use axum::Router;
 use axum::middleware::from_fn_with_state;
 use axum::routing::get;
 use cli_mcp_serving::auth::Guard;
-use cli_mcp_serving::auth::review::{KubernetesReview, Object, Review, ReviewError, User};
+use cli_mcp_serving::auth::review::{KubernetesReview, Right};
 use cli_mcp_serving::listener::{self, Accept, Limits, Plain};
 use cli_mcp_serving::tls::{Certificate, TlsError};
-use k8s_openapi::api::authorization::v1::{NonResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec};
-use kube::api::PostParams;
-use kube::{Api, Client};
+use kube::Client;
 use prometheus_client::registry::Registry;
 use rustls::ServerConfig;
 use rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
@@ -26,7 +24,10 @@ use tokio_util::sync::CancellationToken;
 
 const PATH: &str = "/metrics";
 const DRAIN: Duration = Duration::from_secs(1);
-const REVIEW_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// How a scraper gets the right.
+const REMEDY: &str = "an administrator must bind the scraper's ServiceAccount to the ClusterRole cli-mcp-operator-metrics-reader, \
+    or to another ClusterRole with the verb get on nonResourceURLs /metrics";
 
 /// Scrapers are few.
 const LIMITS: Limits = Limits {
@@ -96,10 +97,10 @@ pub async fn serve(
         }
         Exposure::Guarded(_, certificates) => {
             let guard = Guard::new(
-                MetricsReview::new(client),
+                KubernetesReview::new(client, Right::Path(PATH), REMEDY.to_owned()),
                 registry.sub_registry_with_prefix("cli_mcp_operator_metrics"),
             );
-            let router = router(registry).layer(from_fn_with_state(guard, Guard::<MetricsReview>::check));
+            let router = router(registry).layer(from_fn_with_state(guard, Guard::<KubernetesReview>::check));
             match certificates {
                 Some(folder) => {
                     let certificate = load(folder)?;
@@ -147,64 +148,6 @@ impl Accept for SelfSigned {
 
     async fn accept(&self, connection: TcpStream) -> std::io::Result<Self::Stream> {
         self.0.accept(connection).await
-    }
-}
-
-/// Who may get `/metrics`.
-struct MetricsReview {
-    tokens: KubernetesReview,
-    access: Api<SubjectAccessReview>,
-}
-
-impl MetricsReview {
-    fn new(client: Client) -> Self {
-        // Tokens are the same whatever is authorized afterwards: the object is never asked about.
-        let nothing = Object {
-            group: String::new(),
-            resource: String::new(),
-            subresource: String::new(),
-            namespace: String::new(),
-            name: String::new(),
-        };
-        Self {
-            tokens: KubernetesReview::new(client.clone(), nothing),
-            access: Api::all(client),
-        }
-    }
-}
-
-impl Review for MetricsReview {
-    async fn authenticate(&self, token: &str) -> Result<Option<User>, ReviewError> {
-        self.tokens.authenticate(token).await
-    }
-
-    async fn authorize(&self, user: &User, verb: &str) -> Result<bool, ReviewError> {
-        let review = SubjectAccessReview {
-            spec: SubjectAccessReviewSpec {
-                user: Some(user.name.clone()),
-                uid: user.uid.clone(),
-                groups: Some(user.groups.clone()),
-                extra: (!user.extra.is_empty()).then(|| user.extra.clone()),
-                non_resource_attributes: Some(NonResourceAttributes {
-                    path: Some(PATH.to_owned()),
-                    verb: Some(verb.to_owned()),
-                }),
-                resource_attributes: None,
-            },
-            ..SubjectAccessReview::default()
-        };
-        let parameters = PostParams::default();
-        match tokio::time::timeout(REVIEW_TIMEOUT, self.access.create(&parameters, &review)).await {
-            Ok(Ok(answer)) => Ok(answer
-                .status
-                .is_some_and(|status| status.allowed && status.denied != Some(true))),
-            Ok(Err(error)) => Err(ReviewError(error.to_string())),
-            Err(_) => Err(ReviewError(format!("no answer within {} s", REVIEW_TIMEOUT.as_secs()))),
-        }
-    }
-
-    fn what(&self) -> String {
-        format!("the non-resource URL {PATH}")
     }
 }
 

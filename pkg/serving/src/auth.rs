@@ -114,9 +114,10 @@ impl<R: Review> Guard<R> {
         match cache.authorize(token, &user, verb).await {
             Ok(true) => Ok(user),
             Ok(false) => Err(Refusal::Forbidden(format!(
-                "user {:?} may not {verb} {}: an administrator must grant it, as the RoleBinding of the instance's client ServiceAccount does",
+                "user {:?} may not {verb} {}: {}",
                 user.name,
                 cache.review().what(),
+                cache.review().remedy(),
             ))),
             Err(error) => {
                 tracing::warn!(%error, user = %user.name, "SubjectAccessReview failed, the request is denied");

@@ -4,8 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
+use cli_mcp_api::names;
 use cli_mcp_serving::auth::Guard;
-use cli_mcp_serving::auth::review::{KubernetesReview, Object};
+use cli_mcp_serving::auth::review::{KubernetesReview, Object, Right};
 use cli_mcp_serving::listener::{self, Limits, Plain};
 use cli_mcp_serving::tls::{Certificate, TlsAccept};
 use cli_mcp_serving::{probes, shutdown};
@@ -75,7 +76,8 @@ pub(super) async fn serve(prepared: Prepared) -> anyhow::Result<()> {
         }
         Transport::Http(http) => {
             let guard = (http.authorization == Authorization::Kubernetes).then(|| {
-                let review = KubernetesReview::new(client.clone(), object(&settings));
+                let right = Right::Object(object(&settings));
+                let review = KubernetesReview::new(client.clone(), right, remedy(&settings));
                 Guard::new(review, &mut registry)
             });
             let registry = Arc::new(registry);
@@ -109,6 +111,14 @@ fn object(settings: &Settings) -> Object {
         namespace: settings.template.namespace.clone(),
         name: settings.template.instance.clone(),
     }
+}
+
+/// How a user of MCP gets the right.
+fn remedy(settings: &Settings) -> String {
+    let role = names::client(&settings.template.instance);
+    format!(
+        "an administrator must bind that user to the Role {role}, as the RoleBinding of this name does with the ServiceAccount of this name"
+    )
 }
 
 async fn client(settings: &Settings) -> anyhow::Result<Client> {

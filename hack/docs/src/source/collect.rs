@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use syn::ext::IdentExt;
 use syn::visit::{self, Visit};
 use syn::{Expr, ExprCall, ExprMethodCall, ExprStruct, ExprTuple, Field, ItemEnum, ItemMod, ItemStruct, Type};
 
@@ -194,7 +195,7 @@ impl Metrics {
             let names = item
                 .fields
                 .iter()
-                .filter_map(|field| Some(field.ident.as_ref()?.to_string()));
+                .filter_map(|field| Some(field.ident.as_ref()?.unraw().to_string()));
             labels.insert(item.ident.to_string(), names.collect());
         }
         Self {
@@ -368,7 +369,7 @@ mod tests {
     #[test]
     fn metrics_have_the_name_kind_and_labels_that_are_exported() {
         let code = r#"
-            struct Labels { verb: &'static str }
+            struct Labels { r#type: &'static str }
             struct M { requests: Family<Labels, Counter>, durations: Histogram, open: Gauge<i64, A> }
             fn r(registry: &mut R) {
                 registry.register("requests", "Requests", metrics.requests.clone());
@@ -382,15 +383,15 @@ mod tests {
         let found: Vec<_> = visitor
             .found
             .iter()
-            .map(|metric| (metric.name.as_str(), metric.kind, metric.labels.len()))
+            .map(|metric| (metric.name.as_str(), metric.kind, metric.labels.join(",")))
             .collect();
         assert_eq!(
             found,
             [
-                ("requests_total", "counter", 1),
-                ("duration_seconds", "histogram", 0),
-                ("open", "gauge", 0),
-                ("sessions", "gauge", 0)
+                ("requests_total", "counter", "type".to_owned()),
+                ("duration_seconds", "histogram", String::new()),
+                ("open", "gauge", String::new()),
+                ("sessions", "gauge", String::new())
             ]
         );
     }

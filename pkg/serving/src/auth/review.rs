@@ -5,7 +5,9 @@ use std::future::Future;
 use std::time::Duration;
 
 use k8s_openapi::api::authentication::v1::{TokenReview, TokenReviewSpec};
-use k8s_openapi::api::authorization::v1::{ResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec};
+use k8s_openapi::api::authorization::v1::{
+    NonResourceAttributes, ResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec,
+};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::PostParams;
 use kube::{Api, Client};
@@ -41,6 +43,9 @@ pub trait Review: Send + Sync + 'static {
 
     /// What the verb would be on, for the text of a refusal.
     fn what(&self) -> String;
+
+    /// How somebody gets the right, for the text of a refusal: what an administrator must do.
+    fn remedy(&self) -> String;
 }
 
 /// The object that callers need rights on.
@@ -58,23 +63,34 @@ pub struct Object {
     pub name: String,
 }
 
+/// What callers need a right on.
+#[derive(Clone, Debug)]
+pub enum Right {
+    /// An object.
+    Object(Object),
+    /// A path of HTTP that stands for no resource, such as `/metrics`.
+    Path(&'static str),
+}
+
 /// Asks the API server.
 #[derive(Clone)]
 pub struct KubernetesReview {
     tokens: Api<TokenReview>,
     access: Api<SubjectAccessReview>,
-    object: Object,
+    right: Right,
+    remedy: String,
 }
 
 impl KubernetesReview {
-    /// Reviews for one object. The client needs `create` on `tokenreviews` and `subjectaccessreviews`
-    /// (ClusterRole `system:auth-delegator`).
+    /// Reviews for one right; who lacks it is told the remedy. The client needs `create` on `tokenreviews` and
+    /// `subjectaccessreviews` (ClusterRole `system:auth-delegator`).
     #[must_use]
-    pub fn new(client: Client, object: Object) -> Self {
+    pub fn new(client: Client, right: Right, remedy: String) -> Self {
         Self {
             tokens: Api::all(client.clone()),
             access: Api::all(client),
-            object,
+            right,
+            remedy,
         }
     }
 }
@@ -119,15 +135,9 @@ impl Review for KubernetesReview {
     }
 
     async fn authorize(&self, user: &User, verb: &str) -> Result<bool, ReviewError> {
-        let object = &self.object;
-        let review = SubjectAccessReview {
-            metadata: ObjectMeta::default(),
-            spec: SubjectAccessReviewSpec {
-                user: Some(user.name.clone()),
-                uid: user.uid.clone(),
-                groups: Some(user.groups.clone()),
-                extra: (!user.extra.is_empty()).then(|| user.extra.clone()),
-                resource_attributes: Some(ResourceAttributes {
+        let (resource, path) = match &self.right {
+            Right::Object(object) => {
+                let attributes = ResourceAttributes {
                     group: Some(object.group.clone()),
                     resource: Some(object.resource.clone()),
                     subresource: Some(object.subresource.clone()),
@@ -135,8 +145,26 @@ impl Review for KubernetesReview {
                     name: Some(object.name.clone()),
                     verb: Some(verb.to_owned()),
                     ..ResourceAttributes::default()
-                }),
-                non_resource_attributes: None,
+                };
+                (Some(attributes), None)
+            }
+            Right::Path(path) => {
+                let attributes = NonResourceAttributes {
+                    path: Some((*path).to_owned()),
+                    verb: Some(verb.to_owned()),
+                };
+                (None, Some(attributes))
+            }
+        };
+        let review = SubjectAccessReview {
+            metadata: ObjectMeta::default(),
+            spec: SubjectAccessReviewSpec {
+                user: Some(user.name.clone()),
+                uid: user.uid.clone(),
+                groups: Some(user.groups.clone()),
+                extra: (!user.extra.is_empty()).then(|| user.extra.clone()),
+                resource_attributes: resource,
+                non_resource_attributes: path,
             },
             status: None,
         };
@@ -148,13 +176,19 @@ impl Review for KubernetesReview {
     }
 
     fn what(&self) -> String {
-        let Object {
-            group,
-            resource,
-            subresource,
-            namespace,
-            name,
-        } = &self.object;
-        format!("{resource}/{subresource} {name:?} of {group} in namespace {namespace}")
+        match &self.right {
+            Right::Object(Object {
+                group,
+                resource,
+                subresource,
+                namespace,
+                name,
+            }) => format!("{resource}/{subresource} {name:?} of {group} in namespace {namespace}"),
+            Right::Path(path) => format!("the non-resource URL {path}"),
+        }
+    }
+
+    fn remedy(&self) -> String {
+        self.remedy.clone()
     }
 }

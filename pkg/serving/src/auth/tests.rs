@@ -47,6 +47,10 @@ impl Review for Fake {
     fn what(&self) -> String {
         "climcpinstances/mcp \"demo\"".to_owned()
     }
+
+    fn remedy(&self) -> String {
+        "an administrator must bind it".to_owned()
+    }
 }
 
 fn router(fake: &Fake, registry: &mut Registry) -> Router {
@@ -97,7 +101,7 @@ async fn strangers_and_the_unentitled_are_told_what_to_do() {
     let (response, body) = send(&router, Method::POST, &["Bearer guest"]).await;
     assert_eq!(response.status(), StatusCode::FORBIDDEN);
     assert!(
-        body.contains("create") && body.contains("climcpinstances/mcp"),
+        body.contains("create climcpinstances/mcp") && body.contains("an administrator must bind it"),
         "{body}"
     );
 }

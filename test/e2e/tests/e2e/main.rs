@@ -7,6 +7,7 @@ mod isolation;
 mod lifecycle;
 mod operator_admission;
 mod operator_alone;
+mod operator_metrics;
 mod operator_openshift;
 mod operator_pool;
 mod operator_repair;

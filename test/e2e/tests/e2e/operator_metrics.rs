@@ -1,0 +1,75 @@
+//! The operator's metrics over HTTPS: for those whom Kubernetes lets get them, and a remedy for the others.
+
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+use cli_mcp_e2e::instance::{self, Forward};
+use cli_mcp_e2e::{cluster, kubectl, setup};
+
+const SYSTEM: &str = "cli-mcp-operator-system";
+const NAME: &str = "e2e-metrics";
+
+/// Status and body of `GET /metrics` with this bearer token.
+fn scrape(port: u16, token: Option<&str>) -> Result<(u16, String)> {
+    let headers = tempfile::NamedTempFile::new()?;
+    if let Some(token) = token {
+        std::fs::write(headers.path(), format!("Authorization: Bearer {token}\n"))?;
+    }
+    let output = Command::new("curl")
+        // The certificate is self-signed, and this is loopback.
+        .args([
+            "--silent",
+            "--show-error",
+            "--insecure",
+            "--write-out",
+            "\n%{http_code}",
+        ])
+        .arg("--header")
+        .arg(format!("@{}", headers.path().display()))
+        .arg(format!("https://localhost:{port}/metrics"))
+        .output()?;
+    ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let text = String::from_utf8(output.stdout)?;
+    let (body, code) = text.rsplit_once('\n').context("no status")?;
+    Ok((code.parse()?, body.to_owned()))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_operators_metrics_are_for_those_who_may_get_them() -> Result<()> {
+    let shared = instance::shared()?;
+    setup::namespace(NAME)?;
+    kubectl::ok(&["-n", NAME, "create", "serviceaccount", "scraper"])?;
+    kubectl::ok(&["delete", "clusterrolebinding", NAME, "--ignore-not-found"])?;
+    let token = kubectl::ok(&["-n", NAME, "create", "token", "scraper", "--duration=1h"])?;
+    let token = token.trim();
+    let (_forward, port) = Forward::start(SYSTEM, "deployment/cli-mcp-operator-controller-manager")?;
+
+    let (code, body) = scrape(port, None)?;
+    ensure!(code == 401, "{code} {body}");
+    let (code, body) = scrape(port, Some(token))?;
+    ensure!(
+        code == 403
+            && body.contains("scraper\\\" may not get the non-resource URL /metrics")
+            && body.contains("ClusterRole cli-mcp-operator-metrics-reader")
+            && !body.contains("client"),
+        "{code} {body}"
+    );
+
+    // What the text says.
+    let account = format!("--serviceaccount={NAME}:scraper");
+    let role = "--clusterrole=cli-mcp-operator-metrics-reader";
+    kubectl::ok(&["create", "clusterrolebinding", NAME, role, &account])?;
+    let ready = format!(
+        "cli_mcp_operator_instance_condition{{namespace=\"{}\",name=\"{}\",type=\"Ready\",status=\"true\"}} 1",
+        shared.namespace, shared.name
+    );
+    let seen = cluster::eventually("the metrics", async || {
+        let (code, body) = scrape(port, Some(token))?;
+        ensure!(code == 200 && body.contains(&ready), "{code} {body}");
+        Ok(())
+    })
+    .await;
+    kubectl::ok(&["delete", "clusterrolebinding", NAME])?;
+    kubectl::ok(&["delete", "namespace", NAME, "--wait=false"])?;
+    seen
+}

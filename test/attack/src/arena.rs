@@ -1,5 +1,6 @@
 //! Two instances whose credential may do everything, so that what is refused is refused by this product and not by RBAC.
 
+use std::collections::BTreeMap;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
@@ -16,6 +17,9 @@ pub const API: &str = "kubernetes.default.svc:443";
 
 /// The path under which the second cluster of the neighbour's kubeconfig is served, with an identity of its own.
 pub const SECOND_PREFIX: &str = "/second/cluster";
+
+/// Namespace of the operator.
+const OPERATOR: &str = "cli-mcp-operator-system";
 
 /// The attacker's and the victim's instance: ReadWrite, Secrets denied, sandboxes with every limit.
 const HOME: &str = "  sandbox:
@@ -188,6 +192,60 @@ pub fn pods(instance: &Instance, component: &str) -> Result<Vec<String>> {
     );
     let names = kubectl::ok(&["-n", &instance.namespace, "get", "pods", "-l", &selector, "-o", "name"])?;
     Ok(names.lines().map(str::to_owned).collect())
+}
+
+/// How often the containers of the operator, and of servers and proxies of an instance, were restarted, by namespace and pod.
+///
+/// # Errors
+///
+/// When pods cannot be listed.
+pub fn restarts(instance: &Instance) -> Result<BTreeMap<(String, String), String>> {
+    let mut found = BTreeMap::new();
+    for (namespace, selector) in [
+        (OPERATOR, String::new()),
+        (
+            &instance.namespace,
+            "cli-mcp.redhat.com/component in (server,proxy)".to_owned(),
+        ),
+    ] {
+        let list = kubectl::ok(&[
+            "-n",
+            namespace,
+            "get",
+            "pods",
+            "-l",
+            &selector,
+            "-o",
+            "jsonpath={range .items[*]}{.metadata.name} {.status.containerStatuses[0].restartCount}{\"\\n\"}{end}",
+        ])?;
+        for (pod, count) in list.lines().filter_map(|line| line.split_once(' ')) {
+            found.insert((namespace.to_owned(), pod.to_owned()), count.to_owned());
+        }
+    }
+    Ok(found)
+}
+
+/// Nothing was restarted since. An operator that lost its Lease, as it may on a busy machine, ends with a word about it: that
+/// is no restart that anybody else brought about.
+///
+/// # Errors
+///
+/// What was restarted, and its last words.
+pub fn not_restarted(instance: &Instance, since: &BTreeMap<(String, String), String>) -> Result<()> {
+    for ((namespace, pod), count) in restarts(instance)? {
+        if since
+            .get(&(namespace.clone(), pod.clone()))
+            .is_none_or(|before| *before == count)
+        {
+            continue;
+        }
+        let last = kubectl::ok(&["-n", &namespace, "logs", "--previous", "--tail=1", &pod])?;
+        ensure!(
+            namespace == OPERATOR && last.starts_with("error: the Lease "),
+            "{pod} was restarted; its last words: {last}"
+        );
+    }
+    Ok(())
 }
 
 /// A condition of an instance: its status and message.

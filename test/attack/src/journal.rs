@@ -1,11 +1,25 @@
 //! The logs that must stay true: the API server's audit, and the audit lines of server and proxy.
 
+use std::sync::OnceLock;
+use std::time::{SystemTime, UNIX_EPOCH};
+
 use anyhow::{Context, Result, ensure};
 use cli_mcp_e2e::instance::Instance;
 use cli_mcp_e2e::{cluster, kubectl};
 use serde_json::Value;
 
 use crate::arena;
+
+/// A name that no earlier run used: the API server's audit log outlives a run, and may not be counted over two.
+#[must_use]
+pub fn unique(name: &str) -> String {
+    static RUN: OnceLock<u128> = OnceLock::new();
+    let run = RUN.get_or_init(|| {
+        let since = SystemTime::now().duration_since(UNIX_EPOCH);
+        since.map_or(0, |time| time.as_millis())
+    });
+    format!("{name}-{run:x}")
+}
 
 /// The API server's audit entries whose URI has this marker; none in a cluster whose audit log cannot be read from here.
 ///

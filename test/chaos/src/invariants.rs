@@ -8,7 +8,8 @@ use cli_mcp_e2e::{cluster, kubectl};
 
 use crate::load::Client;
 
-/// UID of each session's pod, of those that run.
+/// UID of each session's pod, of those that run and are not being deleted: a session whose pod is on its way out may have
+/// the next one already.
 ///
 /// # Errors
 ///
@@ -22,11 +23,12 @@ pub fn pods(instance: &Instance) -> Result<BTreeMap<String, String>> {
         "-l",
         "cli-mcp.redhat.com/component=sandbox,cli-mcp.redhat.com/session-id",
         "-o",
-        "jsonpath={range .items[?(@.status.phase==\"Running\")]}{.metadata.labels.cli-mcp\\.redhat\\.com/session-id} {.metadata.uid}{\"\\n\"}{end}",
+        "jsonpath={range .items[?(@.status.phase==\"Running\")]}{.metadata.labels.cli-mcp\\.redhat\\.com/session-id} {.metadata.uid} {.metadata.deletionTimestamp}{\"\\n\"}{end}",
     ])?;
     Ok(list
         .lines()
-        .filter_map(|line| line.split_once(' '))
+        // With a time of deletion the line ends otherwise.
+        .filter_map(|line| line.strip_suffix(' ')?.split_once(' '))
         .map(|(session, uid)| (session.to_owned(), uid.to_owned()))
         .collect())
 }

@@ -1,10 +1,12 @@
 //! Faults under load, on the development cluster. `make test-chaos` starts one, installs the operator and runs this.
 //!
-//! `CHAOS_SEED` (a number) chooses another order of the faults, and `CHAOS_PASSES` how often all of them come.
+//! `CHAOS_SEED` (a number) chooses another order of the faults, `CHAOS_PASSES` how often they come, `CHAOS_FAULTS` which: the
+//! first of each order, by number, or those whose names, as they are printed, contain one of the words (`Lease,kubelet`).
 
 use std::io::Write;
+use std::time::Instant;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use cli_mcp_chaos::balancer;
 use cli_mcp_chaos::fault::{self, Fault};
 use cli_mcp_chaos::invariants::Before;
@@ -35,6 +37,22 @@ fn number(name: &str, default: u64) -> Result<u64> {
     }
 }
 
+/// The faults of a pass.
+fn chosen(order: &mut Order) -> Result<Vec<Fault>> {
+    let mut faults = fault::ALL.to_vec();
+    order.shuffle(&mut faults);
+    let Ok(choice) = std::env::var("CHAOS_FAULTS") else {
+        return Ok(faults);
+    };
+    if let Ok(number) = choice.parse() {
+        faults.truncate(number);
+    } else {
+        faults.retain(|fault| choice.split(',').any(|word| format!("{fault:?}").contains(word)));
+    }
+    ensure!(!faults.is_empty(), "CHAOS_FAULTS: no fault is named by {choice:?}");
+    Ok(faults)
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn every_fault_leaves_every_session_whole() -> Result<()> {
     if !cluster::is_dev() {
@@ -54,16 +72,17 @@ async fn every_fault_leaves_every_session_whole() -> Result<()> {
         .compare(&instance, &clients, POOL, true)
         .await?;
     for pass in 0..number("CHAOS_PASSES", 1)? {
-        let mut faults = fault::ALL;
-        order.shuffle(&mut faults);
-        for (number, fault) in faults.into_iter().enumerate() {
-            writeln!(
-                std::io::stderr().lock(),
-                "seed {seed}, pass {pass}, fault {number}: {fault:?}"
-            )?;
+        for (number, fault) in chosen(&mut order)?.into_iter().enumerate() {
+            let which = format!("seed {seed}, pass {pass}, fault {number}: {fault:?}");
+            let began = Instant::now();
             strike(fault, &instance, &clients, &mut order)
                 .await
-                .with_context(|| format!("seed {seed}, pass {pass}, fault {number}: {fault:?}"))?;
+                .with_context(|| which.clone())?;
+            writeln!(
+                std::io::stderr().lock(),
+                "{which}: whole after {:.1} s",
+                began.elapsed().as_secs_f32()
+            )?;
         }
     }
     clients.iter().for_each(Client::stop);

@@ -178,16 +178,33 @@ fn unschedulable(status: &PodStatus) -> Option<String> {
     ))
 }
 
+/// Why a sandbox is dead, as far as its pod's status says. Of an eviction the kubelet may report the container's end before
+/// the reason, and then knows it from the condition `DisruptionTarget`
+/// (<https://kubernetes.io/docs/concepts/workloads/pods/disruptions/#pod-disruption-conditions>) or not yet.
 fn death(status: &PodStatus) -> String {
+    let told = |reason: &str, message: Option<&str>| match message.map(str::trim) {
+        Some(message) if !message.is_empty() => format!("{reason}: {message}"),
+        _ => reason.to_owned(),
+    };
+    if let Some(reason) = &status.reason {
+        return told(reason, status.message.as_deref());
+    }
+    let mut conditions = status.conditions.iter().flatten();
+    if let Some(target) = conditions.find(|c| c.type_ == "DisruptionTarget" && c.status == "True") {
+        return told(
+            target.reason.as_deref().unwrap_or("Disrupted"),
+            target.message.as_deref(),
+        );
+    }
     let terminated = container(status).and_then(|container| container.state.as_ref()?.terminated.as_ref());
-    match (&status.reason, &status.message, terminated) {
-        (Some(reason), Some(message), _) => format!("{reason}: {message}"),
-        (Some(reason), None, _) => reason.clone(),
-        (None, _, Some(end)) => {
+    match terminated {
+        // The agent ends so when it is told to end: "Completed" would say that the session's work was done.
+        Some(end) if end.exit_code == 0 => "it was told to end, and its pod does not say why".to_owned(),
+        Some(end) => {
             let reason = end.reason.as_deref().unwrap_or("Terminated");
             format!("{reason}: its container ended with exit code {}", end.exit_code)
         }
-        (None, ..) => "its pod ended".to_owned(),
+        None => "its pod ended".to_owned(),
     }
 }
 

@@ -3,9 +3,11 @@
 use std::collections::BTreeMap;
 
 use cli_mcp_api::labels;
+use cli_mcp_sandbox::pod::CONTAINER;
 use k8s_openapi::api::core::v1::{PodCondition, PodStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use proptest::prelude::*;
+use serde_json::json;
 
 use super::*;
 
@@ -96,6 +98,42 @@ fn a_lost_sandbox_is_remembered_until_the_next_is_here_and_an_ended_one_never() 
     store.apply(&Event::Apply(pod("q", "v", 3, Some("s2"))));
     store.apply(&Event::Delete(ended));
     assert_eq!(store.loss(&session("s2")), None);
+}
+
+#[test]
+fn a_death_has_the_reason_that_the_status_gives_and_no_other() {
+    let death = |status: serde_json::Value| {
+        let mut dead = pod("p", "u", 1, Some("s1"));
+        dead.status = Some(serde_json::from_value(status).unwrap());
+        Sandbox::from_pod(&dead).unwrap().loss()
+    };
+    let ended = |reason: &str, code: i32| {
+        json!([{"name": CONTAINER, "image": "", "imageID": "", "ready": false, "restartCount": 0,
+            "state": {"terminated": {"reason": reason, "exitCode": code}}}])
+    };
+    // The kubelet's reports of one eviction, in their order: the container's end, the condition, the phase.
+    let condition = json!([{"type": "DisruptionTarget", "status": "True", "reason": "TerminationByKubelet", "message": "too much disk "}]);
+    for (status, expected) in [
+        (
+            json!({"phase": "Running", "containerStatuses": ended("Completed", 0)}),
+            "it was told to end, and its pod does not say why",
+        ),
+        (
+            json!({"phase": "Running", "containerStatuses": ended("Completed", 0), "conditions": condition}),
+            "TerminationByKubelet: too much disk",
+        ),
+        (
+            json!({"phase": "Failed", "reason": "Evicted", "message": "too much disk ", "containerStatuses": ended("Completed", 0), "conditions": condition}),
+            "Evicted: too much disk",
+        ),
+        (
+            json!({"phase": "Failed", "containerStatuses": ended("OOMKilled", 137)}),
+            "OOMKilled: its container ended with exit code 137",
+        ),
+        (json!({"phase": "Succeeded"}), "its pod ended"),
+    ] {
+        assert_eq!(death(status.clone()), expected, "{status}");
+    }
 }
 
 #[test]

@@ -116,6 +116,60 @@ async fn what_kubernetes_puts_into_pods() -> Result<()> {
     Ok(())
 }
 
+/// Tried: what the kernel knows of others: its log and keyrings, its memory, sysfs (firmware, hardware's keys, debugfs,
+/// tracing), other pods' cgroups and mounts, and the node's processes.
+/// Stopped by: masked and read-only paths of the runtime, seccomp, no capabilities, and a namespace of its own for
+/// processes, mounts and cgroups.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_the_kernel_knows() -> Result<()> {
+    const PROGRAM: &str = r#"
+import ctypes, glob, os
+libc = ctypes.CDLL(None, use_errno=True)
+def read(path):
+    try:
+        with open(path, "rb") as f:
+            return len(f.read(4096)) > 0
+    except OSError:
+        return False
+def lists(path):
+    try:
+        return len(os.listdir(path)) > 0
+    except OSError:
+        return False
+print("control", read("/proc/self/status"), lists("/sys/class"))
+opened = [path for path in ("/proc/kcore", "/proc/keys", "/proc/kmsg", "/proc/sched_debug", "/proc/timer_list", "/dev/mem", "/dev/kmsg",
+    "/dev/sda", "/dev/vda", "/sys/class/dmi/id/product_uuid", "/sys/class/dmi/id/product_serial") if read(path)]
+opened += [path for path in ("/sys/firmware", "/sys/kernel/debug", "/sys/kernel/tracing", "/sys/kernel/security", "/proc/scsi", "/proc/acpi",
+    "/sys/fs/bpf", "/var/lib/kubelet", "/var/log/pods", "/etc/kubernetes", "/host", "/run/containerd") if lists(path)]
+if any(int(line.split()[0], 16) for line in open("/proc/kallsyms")) if os.access("/proc/kallsyms", os.R_OK) else False:
+    opened.append("kallsyms")
+buffer = ctypes.create_string_buffer(4096)
+if libc.syscall(103, 3, buffer, 4096) > 0:
+    opened.append("syslog")
+if libc.syscall(250, 0, -3, 1) >= 0 or libc.syscall(249, b"user", b"x", None, -3) >= 0:
+    opened.append("keyrings")
+for pid in glob.glob("/proc/[0-9]*"):
+    try:
+        name = open(pid + "/comm").read().strip()
+    except OSError:
+        continue
+    if name in ("kubelet", "containerd", "etcd", "kube-apiserver", "server", "proxy", "operator"):
+        opened.append(name)
+opened += [path for path in glob.glob("/sys/fs/cgroup/**/*kubepods*", recursive=True)]
+print("opened", *opened)
+"#;
+    let (shells, _guard) = arena()?.shells().await?;
+    for shell in &shells {
+        let output = shell.python(PROGRAM).await?;
+        ensure!(
+            output == "control True True\nopened\n",
+            "{}: the kernel tells: {output}",
+            shell.kind()
+        );
+    }
+    Ok(())
+}
+
 /// Tried: using the digest of a token, which the pod's specification shows, in place of the token.
 /// Stopped by: the agent compares SHA-256 of what it is given: a digest is no token.
 #[tokio::test(flavor = "multi_thread")]

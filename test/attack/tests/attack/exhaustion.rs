@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use cli_mcp_attack::arena::{Arena, arena};
 use cli_mcp_demo::session::Session;
 use cli_mcp_e2e::{cluster, kubectl};
@@ -227,19 +227,34 @@ async fn output() -> Result<()> {
 /// Stopped by: the pod's CPU limit.
 #[tokio::test(flavor = "multi_thread")]
 async fn processor() -> Result<()> {
+    // How often the kernel had to stop them depends on what else the machine does; how much they got at most does not.
+    const USAGE: &str = "usage() { cat /sys/fs/cgroup/cpuacct/cpuacct.usage 2>/dev/null || awk '/^usage_usec/ { print $2 * 1000 }' /sys/fs/cgroup/cpu.stat; }; \
+         quota() { cat /sys/fs/cgroup/cpu.max 2>/dev/null || paste -d ' ' /sys/fs/cgroup/cpu/cpu.cfs_quota_us /sys/fs/cgroup/cpu/cpu.cfs_period_us; }";
     let (session, text) = beside_a_victim(
         "processor",
-        "for i in $(seq 16); do timeout 8 bash -c 'while :; do :; done' & done; wait; \
-         cat /sys/fs/cgroup/cpu.stat /sys/fs/cgroup/cpu/cpu.stat 2>/dev/null | grep nr_throttled",
+        &format!(
+            "{USAGE}; began=$(date +%s%N) used=$(usage); \
+             for i in $(seq 16); do timeout 8 bash -c 'while :; do :; done' & done 2>/dev/null; wait; \
+             echo FIGURES $(quota) $(( $(usage) - used )) $(( $(date +%s%N) - began ))"
+        ),
     )
     .await?;
-    let throttled: u64 = text
-        .split("nr_throttled ")
-        .nth(1)
-        .and_then(|rest| rest.split_whitespace().next())
-        .and_then(|number| number.parse().ok())
-        .context(text.clone())?;
-    ensure!(throttled > 10, "nothing was throttled: {text}");
+    let figures: Vec<f64> = text
+        .lines()
+        .find_map(|line| line.strip_prefix("FIGURES "))
+        .context(text.clone())?
+        .split(' ')
+        .map(|number| number.parse().with_context(|| text.clone()))
+        .collect::<Result<_>>()?;
+    let [quota, period, used, elapsed] = figures[..] else {
+        bail!("four figures, not {text}");
+    };
+    ensure!((quota / period - 0.5).abs() < 0.01, "the limit is 500m, not {text}");
+    // A process may use up a slice that it was given before the limit was reached.
+    ensure!(
+        used > 0.0 && used <= (quota / period + 0.1) * elapsed,
+        "{used} ns of processor in {elapsed} ns: {text}"
+    );
     answers_again(session).await
 }
 

@@ -150,6 +150,7 @@ async fn forging_results() -> Result<()> {
 async fn labels_and_annotations() -> Result<()> {
     let arena = arena()?;
     let namespace = &arena.home.namespace;
+    let restarts = arena::restarts(&arena.home)?;
     let session = arena.home.session("labels").await?;
     let pod = kubectl::ok(&[
         "-n",
@@ -206,30 +207,5 @@ async fn labels_and_annotations() -> Result<()> {
     }
     session.delete().await?;
     instance::wait_ready(namespace, &arena.home.name)?;
-    for component in ["server", "proxy"] {
-        for pod in arena::pods(&arena.home, component)? {
-            let restarts = kubectl::ok(&[
-                "-n",
-                namespace,
-                "get",
-                &pod,
-                "-o",
-                "jsonpath={.status.containerStatuses[0].restartCount}",
-            ])?;
-            ensure!(restarts == "0", "{pod} was restarted");
-        }
-    }
-    let operator = kubectl::ok(&[
-        "-n",
-        "cli-mcp-operator-system",
-        "get",
-        "pods",
-        "-o",
-        "jsonpath={.items[*].status.containerStatuses[0].restartCount}",
-    ])?;
-    ensure!(
-        operator.split(' ').all(|restarts| restarts == "0"),
-        "the operator was restarted: {operator}"
-    );
-    Ok(())
+    arena::not_restarted(&arena.home, &restarts)
 }

@@ -216,7 +216,9 @@ async fn minting_a_token_or_certificate() -> Result<()> {
 #[tokio::test(flavor = "multi_thread")]
 async fn one_request_as_two() -> Result<()> {
     let attacker = arena()?.attacker().await?;
-    let smuggled = "attack-smuggled";
+    let smuggled = journal::unique("attack-smuggled");
+    let honest = journal::unique("attack-honest");
+    let cut = journal::unique("attack-cut");
     let hidden = format!(
         "GET /api/v1/namespaces/{smuggled} HTTP/1.1\r\nHost: kubernetes.default.svc\r\nImpersonate-User: system:admin\r\n\r\n"
     );
@@ -288,33 +290,30 @@ async fn one_request_as_two() -> Result<()> {
     let answers = ask(&attacker, &cases).await?;
     for (case, answer) in cases.iter().zip(&answers) {
         ensure!(
-            answer.text.matches("HTTP/1.1 2").count() <= 1 && !answer.text.contains(smuggled),
+            answer.text.matches("HTTP/1.1 2").count() <= 1 && !answer.text.contains(&smuggled),
             "{:?}: {answer:?}",
             case.raw
         );
     }
     // The control: two honest requests on one connection are two, and the log shows the marker.
-    let honest = Case::new(
-        API,
-        "GET /api/v1/namespaces/attack-honest HTTP/1.1\r\nHost: kubernetes.default.svc\r\n\r\n".repeat(2),
-    );
-    let answer = ask(&attacker, &[honest]).await?;
+    let twice = format!("GET /api/v1/namespaces/{honest} HTTP/1.1\r\nHost: kubernetes.default.svc\r\n\r\n").repeat(2);
+    let answer = ask(&attacker, &[Case::new(API, twice)]).await?;
     ensure!(
         answer[0].text.matches("HTTP/1.1 404").count() == 2,
         "the control: {answer:?}"
     );
-    cut_connections(&attacker).await?;
-    if journal::api_entries("attack-honest")?.is_some() {
+    cut_connections(&attacker, &cut).await?;
+    if journal::api_entries(&honest)?.is_some() {
         cluster::eventually("the control in the audit log", async || {
-            let count = journal::api_entries("attack-honest")?.unwrap_or_default().len();
+            let count = journal::api_entries(&honest)?.unwrap_or_default().len();
             ensure!(count == 2, "{count}");
             Ok(())
         })
         .await?;
-        let sent = journal::api_entries(smuggled)?.unwrap_or_default();
+        let sent = journal::api_entries(&smuggled)?.unwrap_or_default();
         ensure!(sent.is_empty(), "the API server got it: {sent:?}");
         for number in 0..20 {
-            let marker = format!("attack-cut-{number}-");
+            let marker = format!("{cut}-{number}-");
             let sent = journal::api_entries(&marker)?.unwrap_or_default();
             ensure!(sent.len() <= 1, "sent twice: {sent:?}");
         }
@@ -323,8 +322,8 @@ async fn one_request_as_two() -> Result<()> {
 }
 
 /// Requests whose client leaves at once: each must reach the API server once or never.
-async fn cut_connections(attacker: &Shell) -> Result<()> {
-    let cut = r#"
+async fn cut_connections(attacker: &Shell, name: &str) -> Result<()> {
+    const PROGRAM: &str = r#"
 import os, socket, ssl
 from urllib.parse import urlparse
 proxy = urlparse(os.environ["HTTPS_PROXY"])
@@ -334,9 +333,9 @@ for number in range(20):
     s.sendall(b"CONNECT kubernetes.default.svc:443 HTTP/1.1\r\nHost: kubernetes.default.svc:443\r\n\r\n")
     s.recv(4096)
     s = context.wrap_socket(s, server_hostname="kubernetes.default.svc")
-    s.sendall(f"DELETE /api/v1/namespaces/default/configmaps/attack-cut-{number}- HTTP/1.1\r\nHost: kubernetes.default.svc\r\n\r\n".encode())
+    s.sendall(f"DELETE /api/v1/namespaces/default/configmaps/{NAME}-{number}- HTTP/1.1\r\nHost: kubernetes.default.svc\r\n\r\n".encode())
     s.close()
 "#;
-    attacker.python(cut).await?;
+    attacker.python(&format!("NAME = {name:?}\n{PROGRAM}")).await?;
     Ok(())
 }

@@ -253,3 +253,43 @@ print("host", asks(HOST, PORT))
     answering.abort();
     Ok(())
 }
+
+/// Tried: asking the cluster's DNS for everything: a transfer of the zone, wildcards of Services and pods, and the names of
+/// the pods behind a Service without an address.
+/// Stopped by: the cluster's DNS, which answers for single names only. What a name leads to is behind NetworkPolicy.
+#[tokio::test(flavor = "multi_thread")]
+async fn asking_dns_for_everything() -> Result<()> {
+    const PROGRAM: &str = r#"
+import socket, struct
+def name(text):
+    return b"".join(bytes([len(part)]) + part.encode() for part in text.split(".")) + b"\0"
+def ask(text, kind):
+    query = struct.pack(">6H", 7, 0x0100, 1, 0, 0, 0) + name(text) + struct.pack(">2H", kind, 1)
+    s = socket.create_connection((CLUSTER, 53), timeout=20)
+    s.sendall(struct.pack(">H", len(query)) + query)
+    answer = b""
+    try:
+        while len(answer) < 2 or len(answer) < 2 + struct.unpack(">H", answer[:2])[0]:
+            part = s.recv(65536)
+            if not part:
+                break
+            answer += part
+    except OSError:
+        pass
+    return struct.unpack(">H", answer[8:10])[0] if len(answer) > 10 else 0
+A, PTR, TXT, SRV, AXFR, ANY = 1, 12, 16, 33, 252, 255
+print("control", ask("kubernetes.default.svc.cluster.local", A))
+print("found", *[(text, kind) for text, kind in [
+    ("cluster.local", AXFR), ("svc.cluster.local", AXFR), ("cluster.local", ANY), ("*.svc.cluster.local", A), ("any.any.svc.cluster.local", SRV),
+    ("*.*.svc.cluster.local", SRV), ("*.attack-home.svc.cluster.local", A), ("*.attack-home.pod.cluster.local", A),
+    ("cli-mcp-home-hmac.attack-home.svc.cluster.local", TXT), ("cli-mcp-home.attack-home.svc.cluster.local", TXT),
+] if ask(text, kind)])
+"#;
+    let cluster_dns = network::service_address("kube-system", "kube-dns")?;
+    let (shells, _guard) = arena()?.shells().await?;
+    for shell in &shells {
+        let output = shell.python(&format!("CLUSTER = {cluster_dns:?}\n{PROGRAM}")).await?;
+        ensure!(output == "control 1\nfound\n", "{}: {output}", shell.kind());
+    }
+    Ok(())
+}

@@ -107,6 +107,50 @@ print("TAKEN", [t for t in taken if t[0] != "::"])
     Ok(())
 }
 
+/// Tried: answering for another session by its label: from a target that is ReadOnly, and with a credential that may write
+/// pods, with which the attacker gives the victim's label to the attacker's own sandbox.
+/// Stopped by: `access: ReadOnly`; and the sandbox's token, which the label does not change: an agent refuses what is meant
+/// for another session, so that nothing of the victim's runs there. (That the victim's session is disturbed is what write
+/// access to pods can do.)
+#[tokio::test(flavor = "multi_thread")]
+async fn wearing_the_victims_label() -> Result<()> {
+    let arena = arena()?;
+    let reader = Shell::Assigned(arena.neighbours_session("reader").await?);
+    let label = reader
+        .run("kubectl label pods -n attack-home -l cli-mcp.redhat.com/component=sandbox --overwrite cli-mcp.redhat.com/session-id=reader")
+        .await?;
+    ensure!(
+        label.code != Some(0) && label.stderr.contains("credential proxy"),
+        "{label:?}"
+    );
+    if let Shell::Assigned(reader) = reader {
+        reader.delete().await?;
+    }
+    let masked = arena.home.session("masked").await?;
+    let wearer = arena.home.session("wearer").await?;
+    let pod = wearer.bash("hostname").await?.stdout;
+    let attacker = arena.attacker().await?;
+    attacker
+        .ok(&format!(
+            "kubectl -n attack-home label pod {} --overwrite cli-mcp.redhat.com/session-id=masked",
+            pod.trim()
+        ))
+        .await?;
+    // Whatever the victim's calls get for an answer, it does not come from there.
+    for _ in 0..5 {
+        let result = masked.bash("hostname; echo attack-mask >/workspace/mask").await?;
+        ensure!(result.stdout != pod, "the victim's command ran in {pod}: {result:?}");
+    }
+    let namespace = &arena.home.namespace;
+    let path = ["-n", namespace, "exec", pod.trim(), "--", "cat", "/workspace/mask"];
+    let found = kubectl::run(&path)?;
+    ensure!(!found.stdout.contains("attack-mask"), "{found:?}");
+    for session in [masked, wearer] {
+        ensure!(session.delete().await? == 204);
+    }
+    Ok(())
+}
+
 /// Tried: assigning an unassigned sandbox to oneself before the server does: without a token, with guesses, twice the
 /// header, other methods; then the server claims it for a session.
 /// Stopped by: the assign token, an HMAC that only server and operator can make; refused attempts leave no trace.

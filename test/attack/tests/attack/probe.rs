@@ -7,11 +7,12 @@ use cli_mcp_attack::arena::{self, arena};
 use cli_mcp_attack::shell::Shell;
 use cli_mcp_e2e::{cluster, kubectl};
 
-/// Writes to the output of every readiness probe in this pod that the network is open, and ends it as a failure.
+/// Writes to the output of every readiness probe in this pod that the network is open, and ends it as a failure. A probe lives
+/// for milliseconds: several liars leave it less of the pod's processor, and so more time in which it is seen.
 const LIAR: &str = r#"
 cat >/tmp/liar.py <<'PY'
 import os, signal, time
-end = time.time() + 75
+end = time.time() + 170
 done = set()
 while time.time() < end:
     for pid in os.listdir("/proc"):
@@ -34,7 +35,7 @@ while time.time() < end:
         except OSError:
             pass
 PY
-setsid python3 /tmp/liar.py >/dev/null 2>&1 &
+for liar in 1 2 3 4; do setsid python3 /tmp/liar.py >/dev/null 2>&1 & done
 "#;
 
 /// Tried: forging the readiness probe of one's own sandbox, so that its instance seems to have an open network and no

@@ -20,13 +20,9 @@ async fn refused(shell: &Shell, marker: &str, cases: &[Case]) -> Result<()> {
             case.raw
         );
     }
-    let honest = Case::request(
-        API,
-        "GET",
-        &format!("/api/v1/namespaces/default/configmaps/{marker}-honest"),
-        "",
-    );
-    let control = ask(shell, &[honest]).await?;
+    let honest = journal::unique(&format!("{marker}-honest"));
+    let path = format!("/api/v1/namespaces/default/configmaps/{honest}");
+    let control = ask(shell, &[Case::request(API, "GET", &path, "")]).await?;
     ensure!(
         control[0].status == 404 && control[0].text.to_ascii_lowercase().contains("\r\naudit-id:"),
         "the control: {control:?}"
@@ -34,15 +30,16 @@ async fn refused(shell: &Shell, marker: &str, cases: &[Case]) -> Result<()> {
     if journal::api_entries(marker)?.is_none() {
         return Ok(());
     }
-    let entries = cluster::eventually("the control in the audit log", async || {
-        let entries = journal::api_entries(marker)?.unwrap_or_default();
+    cluster::eventually("the control in the audit log", async || {
+        let entries = journal::api_entries(&honest)?.unwrap_or_default();
         ensure!(!entries.is_empty(), "nothing");
-        Ok(entries)
+        Ok(())
     })
     .await?;
-    for entry in entries {
+    let before = format!("/{marker}-honest");
+    for entry in journal::api_entries(marker)?.unwrap_or_default() {
         ensure!(
-            entry["requestURI"].as_str().is_some_and(|uri| uri.ends_with("-honest")),
+            entry["requestURI"].as_str().is_some_and(|uri| uri.contains(&before)),
             "the API server got {entry}"
         );
     }

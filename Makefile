@@ -172,13 +172,20 @@ test-attack: cluster-ready images ## Attack the product from inside its sandboxe
 	  $(CARGO) test --locked --workspace --test attack -- --test-threads=4
 
 .PHONY: test-chaos test-chaos-short
-# The first faults of the order that CHAOS_SEED gives.
-test-chaos-short: export CHAOS_FAULTS ?= 8
-test-chaos-short: test-chaos ## Some of the faults of test-chaos, always the same ones: the part of it that `make test` runs
+test-chaos-short: ## Run the first faults of make test-chaos: the part that `make test` has
+	$(MAKE) test-chaos CHAOS_FAULTS=$(or $(CHAOS_FAULTS),8)
 test-chaos: dev-cluster images ## Kill, stop, cut off and delete every part under load; CHAOS_PASSES=20 CHAOS_SEED=7 runs on, CHAOS_FAULTS=Lease,kubelet chooses
 	@$(IN_CLUSTER) IMAGE_PREFIX=$(IMAGE_PREFIX) TAG=$(IMAGE_TAG) hack/deploy.sh
 	$(IN_CLUSTER) E2E_CLUSTER=$(CLUSTER) E2E_IMAGE_PREFIX=$(IMAGE_PREFIX) E2E_TAG=$(IMAGE_TAG) E2E_BIN_DIR=$(abspath $(BIN_DIR)) \
 	  $(CARGO) test --locked --workspace --test chaos -- --nocapture
+
+.PHONY: soak soak-short
+soak-short: ## Run one minute of make soak: what grows slowly does not show
+	$(MAKE) soak SOAK_SECONDS=$(or $(SOAK_SECONDS),60)
+soak: dev-cluster images ## Run an hour of mixed load on the cluster: memory, descriptors, threads, zombies, API requests stay flat
+	@$(IN_CLUSTER) IMAGE_PREFIX=$(IMAGE_PREFIX) TAG=$(IMAGE_TAG) hack/deploy.sh
+	$(IN_CLUSTER) E2E_CLUSTER=$(CLUSTER) E2E_IMAGE_PREFIX=$(IMAGE_PREFIX) E2E_TAG=$(IMAGE_TAG) E2E_BIN_DIR=$(abspath $(BIN_DIR)) \
+	  SOAK_SECONDS=$(or $(SOAK_SECONDS),3600) $(CARGO) test --locked --workspace --test cluster-soak -- --nocapture
 
 .PHONY: test-operator
 test-operator: cluster-ready images ## Kill the operator, cut it off, let another lead: it always converges (E2E_IDLE_SECONDS, E2E_SEED)

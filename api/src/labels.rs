@@ -20,6 +20,8 @@ pub const APPLIED_HASH: &str = "cli-mcp.redhat.com/applied-hash";
 pub const MOUNTS_HASH: &str = "cli-mcp.redhat.com/mounts-hash";
 /// Annotation of a proxy's pod: changes with the files it mounts, so that the kubelet refreshes them at once.
 pub const INPUTS_HASH: &str = "cli-mcp.redhat.com/inputs-hash";
+/// Annotation of the template of pods that mount a token: the UID of the ServiceAccount that the token is for.
+pub const ACCOUNT_UID: &str = "cli-mcp.redhat.com/account-uid";
 /// Annotation of a sandbox that the server found with an open network: [`EGRESS_NOT_ENFORCED`].
 pub const EGRESS: &str = "cli-mcp.redhat.com/egress";
 /// Value of [`EGRESS`].

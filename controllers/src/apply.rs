@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use cli_mcp_api::names;
+use cli_mcp_api::{labels, names};
 use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::api::rbac::v1::ClusterRoleBinding;
 use kube::api::{DeleteParams, DynamicObject, Patch, PatchParams, PostParams, Preconditions};
@@ -60,12 +60,16 @@ pub async fn apply(
     generate_once(context, validated, &mut applied).await?;
     share_auth_delegator(context, caches, &mut applied).await;
     let mut taken = BTreeSet::new();
-    for child in children.apply {
+    for mut child in children.apply {
         if let Some(foundation) = foundations(&child.reference)
             .into_iter()
             .find(|one| taken.contains(one))
         {
             applied.failures.push(withheld(&child.reference, &foundation));
+            continue;
+        }
+        if let Err(failure) = bind_to_account(&mut child, &applied) {
+            applied.failures.push(failure);
             continue;
         }
         let known = observed.children.get(&child.reference).cloned();
@@ -128,6 +132,33 @@ fn withheld(child: &ChildRef, foundation: &ChildRef) -> Failure {
         transient: true,
         foreign: true,
     }
+}
+
+/// A pod's token is for one ServiceAccount, by its UID
+/// (<https://kubernetes.io/docs/reference/access-authn-authz/service-accounts-admin/>): when an account is made again under its
+/// name, the pods that have a token of the former one are replaced, or the API server would refuse them until the token expires.
+fn bind_to_account(child: &mut Child, applied: &Applied) -> Result<(), Failure> {
+    let mounts_token = child
+        .object
+        .data
+        .pointer("/spec/template/spec/automountServiceAccountToken");
+    if child.reference.kind != ChildKind::Deployment || mounts_token != Some(&Value::Bool(true)) {
+        return Ok(());
+    }
+    let account = ChildRef {
+        kind: ChildKind::ServiceAccount,
+        name: child.reference.name.clone(),
+    };
+    let uid = applied.children.get(&account).and_then(|account| account.uid());
+    let Some(uid) = uid else {
+        return Err(Failure {
+            message: format!("{} waits for {account}", child.reference),
+            transient: true,
+            foreign: false,
+        });
+    };
+    child.object.data["spec"]["template"]["metadata"]["annotations"][labels::ACCOUNT_UID] = Value::from(uid);
+    Ok(())
 }
 
 struct Outcome {

@@ -158,6 +158,29 @@ async fn it_converges_when_any_one_write_fails() {
 }
 
 #[tokio::test]
+async fn a_service_account_that_is_made_again_gets_pods_with_a_token_of_its_own() {
+    let server = cluster(json!({}));
+    settle(&server).await;
+    let account = format!("{NAMESPACE}/serviceaccounts/cli-mcp-demo");
+    let uids = |server: &FakeServer| {
+        let deployment = server
+            .get("/apis/apps/v1/namespaces/ns/deployments/cli-mcp-demo")
+            .unwrap();
+        (
+            server.get(&account).unwrap()["metadata"]["uid"].clone(),
+            deployment["spec"]["template"]["metadata"]["annotations"][labels::ACCOUNT_UID].clone(),
+        )
+    };
+    let (before, rolled_for) = uids(&server);
+    assert_eq!(before, rolled_for);
+    server.remove(&account);
+    settle(&server).await;
+    let (after, rolled_for) = uids(&server);
+    assert_ne!(before, after);
+    assert_eq!(after, rolled_for);
+}
+
+#[tokio::test]
 async fn a_field_that_is_no_longer_asked_for_goes() {
     let server = cluster(json!({"serverContainer": {"resources": {"limits": {"cpu": "1", "memory": "1Gi"}}}}));
     settle(&server).await;

@@ -7,11 +7,8 @@ use cli_mcp_e2e::instance::Instance;
 use cli_mcp_e2e::{cluster, kubectl};
 
 use crate::invariants;
-use crate::node;
+use crate::node::{self, OPERATOR};
 use crate::order::Order;
-
-/// Namespace of the operator.
-const OPERATOR: &str = "cli-mcp-operator-system";
 
 /// What is done to the system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -87,13 +84,13 @@ impl Fault {
         let pause = Duration::from_millis(500 + order.below(2500) as u64);
         match self {
             Self::Kill(program) => {
-                let pids = node::processes(program)?;
+                let pids = node::processes(program, &[&instance.namespace, OPERATOR])?;
                 ensure!(!pids.is_empty(), "no process of {program}");
                 let victim = pids[order.below(pids.len())].clone();
                 node::signal("-KILL", &[victim])
             }
             Self::Pause(program) => {
-                let pids = node::processes(program)?;
+                let pids = node::processes(program, &[&instance.namespace, OPERATOR])?;
                 ensure!(!pids.is_empty(), "no process of {program}");
                 node::signal("-STOP", &pids)?;
                 tokio::time::sleep(Duration::from_secs(3) + pause).await;
@@ -118,7 +115,11 @@ impl Fault {
                     "-o",
                     "name",
                 ])?;
-                let names: Vec<_> = list.lines().collect();
+                // With the client's ServiceAccount its tokens are taken back: that the load is refused then is what it is for.
+                let names: Vec<_> = list
+                    .lines()
+                    .filter(|name| kind != "serviceaccount" || !name.ends_with("-client"))
+                    .collect();
                 ensure!(!names.is_empty(), "the instance has no {kind}");
                 let name = names[order.below(names.len())];
                 kubectl::ok(&["-n", &instance.namespace, "delete", "--wait=false", name]).map(drop)

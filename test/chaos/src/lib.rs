@@ -2,6 +2,7 @@
 
 pub mod balancer;
 pub mod fault;
+pub mod gauge;
 pub mod invariants;
 pub mod load;
 pub mod node;

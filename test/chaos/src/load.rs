@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use cli_mcp_demo::session::{BashResult, Endpoint, Session};
+use cli_mcp_e2e::cluster;
 
 /// What is known of a command that was sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -163,8 +164,18 @@ impl Client {
             let life = self.life();
             (life.sent.clone(), life.resets)
         };
-        let session = self.endpoint.connect(&self.id).await?;
-        let found = session.bash("cat /workspace/marks").await?;
+        // The servers may be on their way out or in: who gets no answer asks again. What a lost answer told is not known.
+        let found = cluster::eventually("the marks", async || {
+            let session = self.endpoint.connect(&self.id).await?;
+            let answer = session.bash("cat /workspace/marks").await;
+            if answer.is_err() {
+                self.life().answer_lost = true;
+            }
+            let found = answer?;
+            ensure!(found.exit_code.is_some(), "{found:?}");
+            Ok(found)
+        })
+        .await?;
         if found.session_reset.is_some() || self.resets() != resets {
             // A new sandbox has other marks. That it is new was told here, and the load does not hear of it.
             self.life().answer_lost = true;

@@ -132,28 +132,6 @@ if command -v mvn >/dev/null && command -v javac >/dev/null; then
   try java java "-Dhttps.proxyHost=${address%:*}" "-Dhttps.proxyPort=${address##*:}" -Dhttp.nonProxyHosts= \
     -cp "$cache/java/libraries/*" "$here/java/Client.java"
 else
-  missing JavaScript npm
-fi
-
-if command -v go >/dev/null; then
-  (cd "$here/go" && CGO_ENABLED=0 nice -n 10 go build -p 1 -trimpath -o "$cache/go-client" .)
-  try go "$cache/go-client"
-else
-  missing Go go
-fi
-
-if command -v mvn >/dev/null && command -v java >/dev/null; then
-  if ! cmp -s <(cat "$here/java/pom.xml" "$here"/java/src/main/java/*) "$cache/java/built"; then
-    rm -rf "$cache/java"
-    cp -r "$here/java" "$cache/"
-    # -C: a checksum that does not fit ends the build.
-    (cd "$cache/java" && mvn -q -B -C package dependency:copy-dependencies -DoutputDirectory=target/libraries)
-    cat "$here/java/pom.xml" "$here"/java/src/main/java/* >"$cache/java/built"
-  fi
-  # The JVM reads no proxy variables: as documented for sandboxes, it is told by properties.
-  try java java "-Dhttps.proxyHost=${address%:*}" "-Dhttps.proxyPort=${address##*:}" -Dhttp.nonProxyHosts= \
-    -cp "$cache/java/target/classes:$cache/java/target/libraries/*" Client
-else
   missing Java "a JDK with mvn"
 fi
 

@@ -56,6 +56,10 @@ create_cgroups() {
     for setting in cpuset.cpus cpuset.mems; do
       if [ -f "$hierarchy/$setting" ]; then cat "$hierarchy/$setting" >"$hierarchy/$cgroup/$setting"; fi
     done
+    # By default all pods together weigh as much as one process of the host: a busy machine would cost the operator its
+    # Lease. The share of four leaves the control plane its own.
+    if [ -f "$hierarchy/$cgroup/cpu.shares" ]; then echo 4096 >"$hierarchy/$cgroup/cpu.shares"; fi
+    if [ -f "$hierarchy/$cgroup/cpu.weight" ]; then echo 400 >"$hierarchy/$cgroup/cpu.weight"; fi
   done < <(cgroup_hierarchies)
 }
 

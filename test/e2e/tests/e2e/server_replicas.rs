@@ -12,7 +12,7 @@ use serde_json::Value;
 
 const SERVERS: &str = "cli-mcp.redhat.com/component=server";
 
-/// How many sessions begin at once, and over a pool of how many. The figures are 50 over 10; a machine of two
+/// How many sessions begin at once, and over a pool of how many. In full it is 50 over 10; a machine of two
 /// cores that runs every test at once gets fewer.
 fn crowd() -> Result<(usize, usize)> {
     let number = |name: &str, default: usize| match std::env::var(name) {

@@ -164,6 +164,8 @@ fn describe(pods: &[Pod], last: &BTreeMap<Key, LastCommand>, now: Timestamp) -> 
             let active = time(labels::LAST_ACTIVITY).unwrap_or(created);
             let key = (namespace, instance, session);
             let last_command = last.get(&key).filter(|command| command.time >= created).cloned();
+            // The annotation is written now and then, so as not to burden the API server.
+            let active = last_command.as_ref().map_or(active, |command| active.max(command.time));
             Some(Session {
                 last_command,
                 pod: pod.name_any(),
@@ -261,6 +263,13 @@ mod tests {
             "SESSION   INSTANCE   AGE   IDLE   STATUS   LAST COMMAND       POD\n\
              s1        i          12m   2m5s   Ready    nonzero_exit (3)   p\n"
         );
+    }
+
+    #[test]
+    fn a_session_is_idle_since_its_last_command() {
+        let log = "{\"audit\":\"call\",\"time\":\"2026-01-01T00:12:00Z\",\"session\":\"s1\",\"outcome\":\"ok\",\"exit_code\":0}";
+        assert_eq!(described(log)[0].idle_seconds, 5);
+        assert_eq!(described("")[0].idle_seconds, 125);
     }
 
     #[test]

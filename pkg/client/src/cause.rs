@@ -39,7 +39,15 @@ pub(crate) fn of_call(error: &ServiceError) -> String {
 /// The SDK (3.11) names its transport's Rust type, and breaks the chain at the HTTP client's error.
 fn of_transport(error: &DynamicTransportError) -> String {
     match error.error.downcast_ref::<StreamableHttpError<reqwest::Error>>() {
-        Some(StreamableHttpError::Client(http)) => chain(http),
+        // Its own text is the URL again.
+        Some(StreamableHttpError::Client(http)) => http.source().map_or_else(|| chain(http), chain),
+        // The SDK drops the answer's body, where the server says this itself.
+        Some(StreamableHttpError::AuthRequired(_)) => {
+            "the server wants another bearer token: this one is missing, unknown, expired or made for another audience: get a new one, for example by kubectl create token".to_owned()
+        }
+        Some(StreamableHttpError::InsufficientScope(_)) => {
+            "the token's user may not call this instance: an administrator binds it to the Role cli-mcp-NAME-client, with the name of the instance".to_owned()
+        }
         Some(other) => chain(other),
         None => chain(error.error.as_ref()),
     }

@@ -4,12 +4,13 @@
 container_tool() {
   local tool
   for tool in podman docker buildah; do
-    if command -v "$tool" >/dev/null; then
+    # The docker command alone builds nothing.
+    if command -v "$tool" >/dev/null && { [ "$tool" != docker ] || docker info >/dev/null 2>&1; }; then
       echo "$tool"
       return
     fi
   done
-  die "CLUSTER=current builds and pushes images: install podman, docker or buildah"
+  die "CLUSTER=current builds and pushes images: install podman or buildah, or docker and start its daemon"
 }
 
 push_program() { # PROGRAM BASE-IMAGE

@@ -100,6 +100,10 @@ sbom: ## Write a software bill of materials of each program to dist/ (CycloneDX)
 docs: workspace ## Write docs/reference and the lists of docs/troubleshoot.md from the code
 	$(DEV_BIN_DIR)/docs generate
 
+.PHONY: rustdoc
+rustdoc: ## Build the documentation of the crates, with warnings as errors
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --workspace --no-deps
+
 # Where `make install-plugin` puts the kubectl plugin; kubectl finds it in PATH.
 PLUGIN_DIR ?= $(HOME)/.local/bin
 .PHONY: install-plugin

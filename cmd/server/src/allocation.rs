@@ -1,5 +1,5 @@
 //! From a session to its sandbox (contract, section 7): the one that is there, else a claim from the pool, else a new
-//! pod. Two replicas that get a new session at once end with one sandbox; how is told at [`Allocator::settle`].
+//! pod. Two replicas that get a new session at once end with one sandbox; how is told at `Allocator::settle`.
 
 use std::collections::HashMap;
 use std::num::NonZeroU32;
@@ -166,7 +166,7 @@ impl Allocator {
         Ok(())
     }
 
-    /// Gives an unassigned agent its session. For a sandbox that another replica claimed, see [`OTHER_DECIDES`].
+    /// Gives an unassigned agent its session. For a sandbox that another replica claimed, see `OTHER_DECIDES`.
     ///
     /// # Errors
     ///

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use cli_mcp_chaos::balancer;
-use cli_mcp_chaos::balancer;
 use cli_mcp_chaos::gauge::{self, Held, Requests};
+use cli_mcp_chaos::node::OPERATOR;
 use cli_mcp_chaos::order::Order;
 use cli_mcp_demo::session::Endpoint;
 use cli_mcp_e2e::cluster;
@@ -115,7 +115,7 @@ async fn nothing_grows_under_a_steady_load() -> Result<()> {
     }
     // What is allocated once is there after this.
     load(&instance.endpoint, length / 4).await?;
-    let mut before = None;
+    let mut before: Option<(BTreeMap<&'static str, Held>, u64, BTreeMap<String, u64>)> = None;
     for half in ["first", "second"] {
         let held = at_rest().await?;
         let requests = Requests::from_now()?;

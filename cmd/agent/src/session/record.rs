@@ -16,6 +16,9 @@ use crate::stop::Scope;
 
 /// How long a snapshot may take before it is given up.
 const SNAPSHOT_WAIT: Duration = Duration::from_secs(1);
+/// How long the shell may take after that, before it is ended. On a busy machine a sandbox may get no processor for seconds,
+/// and a shell that only waits for it must not be lost.
+const SHELL_WAIT: Duration = Duration::from_secs(20);
 /// Calls that go without a snapshot after one was given up.
 const SNAPSHOT_PAUSE: u32 = 16;
 
@@ -98,7 +101,7 @@ impl Session {
             }
             .kill_all()
             .await;
-            answer = shell.answer_or_prompt(&nonce, Instant::now() + SNAPSHOT_WAIT).await;
+            answer = shell.answer_or_prompt(&nonce, Instant::now() + SHELL_WAIT).await;
         }
         if answer == Answer::Nothing && shell.at_prompt() {
             self.snapshot_pause = 0;

@@ -244,3 +244,26 @@ fn the_users_prompts_survive_a_reset() {
     assert_eq!(agent.run("exit 3").exit_code, 3);
     assert_eq!(agent.out("echo \"$PS1|$PROMPT_COMMAND|$PS4\""), "mine> |echo boo|> \n");
 }
+
+/// A busy machine may let a sandbox wait for seconds: here a job of an earlier call stops the shell as soon as it has a second
+/// child, the one that prints its state between two calls.
+#[test]
+fn a_shell_that_gets_no_processor_between_two_calls_is_not_lost() {
+    let agent = Agent::start();
+    agent.run("kept=here");
+    agent.run(
+        "(until read -r -a kids </proc/$$/task/$$/children; [ ${#kids[@]} -ge 2 ]; do :; done; \
+         kill -STOP $$; : >caught; sleep 4; kill -CONT $$) >/dev/null 2>&1 & x=0",
+    );
+    for _ in 0..1000 {
+        let result = agent.run("x=$((x+1)); [ -e caught ] && echo $kept $!");
+        assert_eq!(result.session_reset, None, "{result:?}");
+        if result.exit_code == 0 {
+            let (kept, job) = result.stdout.trim_end().split_once(' ').unwrap();
+            assert_eq!(kept, "here");
+            assert_ne!(job, "", "the shell was replaced");
+            return;
+        }
+    }
+    panic!("the shell was not caught between two calls");
+}

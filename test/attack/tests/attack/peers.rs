@@ -115,9 +115,9 @@ print("TAKEN", [t for t in taken if t[0] != "::"])
 #[tokio::test(flavor = "multi_thread")]
 async fn wearing_the_victims_label() -> Result<()> {
     let arena = arena()?;
-    let reader = Shell::Assigned(arena.neighbours_session("reader").await?);
+    let reader = Shell::Assigned(arena.neighbours_session("labeller").await?);
     let label = reader
-        .run("kubectl label pods -n attack-home -l cli-mcp.redhat.com/component=sandbox --overwrite cli-mcp.redhat.com/session-id=reader")
+        .run("kubectl label pods -n attack-home -l cli-mcp.redhat.com/component=sandbox --overwrite cli-mcp.redhat.com/session-id=labeller")
         .await?;
     ensure!(
         label.code != Some(0) && label.stderr.contains("credential proxy"),

@@ -535,7 +535,15 @@ proptest! {
             instance["spec"]["replicas"] = json!(1);
             server.put(INSTANCE, instance);
             settle(&server).await;
-            let after = server.objects();
+            let (mut before, mut after) = (before, server.objects());
+            // Pods that mount a token follow their ServiceAccount, which has another UID when it was made again.
+            let account = server.get(&format!("{NAMESPACE}/serviceaccounts/cli-mcp-demo")).unwrap();
+            let deployment = "/apis/apps/v1/namespaces/ns/deployments/cli-mcp-demo";
+            let uid = |objects: &mut std::collections::BTreeMap<String, Value>| {
+                objects.get_mut(deployment).unwrap()["spec"]["template"]["metadata"]["annotations"][labels::ACCOUNT_UID].take()
+            };
+            prop_assert_eq!(uid(&mut after), account["metadata"]["uid"].clone());
+            uid(&mut before);
             for (path, child) in before.iter().filter(|(path, _)| *path != INSTANCE) {
                 prop_assert_eq!(Some(child), after.get(path), "{}", path);
             }

@@ -42,6 +42,13 @@ const COMMANDS: [(&str, i32); 8] = [
     ("kubectl get pods -A >/dev/null", 0),
 ];
 
+/// What half of the load began with, and what it asked of the API server.
+struct Half {
+    held: BTreeMap<&'static str, Held>,
+    calls: u64,
+    requests: BTreeMap<String, u64>,
+}
+
 fn seconds() -> Result<u64> {
     match std::env::var("SOAK_SECONDS") {
         Ok(text) => text
@@ -115,7 +122,7 @@ async fn nothing_grows_under_a_steady_load() -> Result<()> {
     }
     // What is allocated once is there after this.
     load(&instance.endpoint, length / 4).await?;
-    let mut before: Option<(BTreeMap<&'static str, Held>, u64, BTreeMap<String, u64>)> = None;
+    let mut before: Option<Half> = None;
     for half in ["first", "second"] {
         let held = at_rest().await?;
         let requests = Requests::from_now()?;
@@ -127,15 +134,15 @@ async fn nothing_grows_under_a_steady_load() -> Result<()> {
             "{half} half: {calls} calls\n  before {held:?}\n  after {now:?}\n  requests {requests:?}"
         )?;
         for (program, figures) in &now {
-            let earlier = before.as_ref().map_or(&held, |(held, ..)| held);
+            let earlier = before.as_ref().map_or(&held, |half| &half.held);
             figures
                 .flat_since(&earlier[program], 4096)
                 .with_context(|| format!("{program}, {half} half"))?;
         }
-        if let Some((_, calls_before, requests_before)) = &before {
+        if let Some(first) = &before {
             for (account, count) in &requests {
                 let (earlier, now) = (
-                    per_call(requests_before, account, *calls_before),
+                    per_call(&first.requests, account, first.calls),
                     *count as f64 / calls as f64,
                 );
                 ensure!(
@@ -144,7 +151,7 @@ async fn nothing_grows_under_a_steady_load() -> Result<()> {
                 );
             }
         }
-        before = Some((held, calls, requests));
+        before = Some(Half { held, calls, requests });
     }
     Ok(())
 }

@@ -14,11 +14,19 @@ not_ok() {
   printf 'not ok %d - %s\n' $((passed + failed)) "$*"
 }
 
-# Runs a command and records whether it succeeded; its output is shown only when it did not.
+# Runs a command and records whether it succeeded; its output is shown only when it did not. Not as a condition: there, and
+# in every function that is called there, bash ignores `set -e`, and a step that fails before the last would go unnoticed.
 check() { # DESCRIPTION COMMAND...
-  local description=$1 output
+  local description=$1 output status
   shift
-  if output=$("$@" 2>&1); then
+  set +e
+  output=$(
+    set -e
+    "$@" 2>&1
+  )
+  status=$?
+  set -e
+  if [ "$status" -eq 0 ]; then
     ok "$description"
   else
     not_ok "$description"

@@ -83,6 +83,8 @@ struct Made {
 
 /// Makes the identity and the Secret.
 pub(crate) async fn run(place: &Place, arguments: &InvestigationArguments) -> Result<()> {
+    // Before anything is made.
+    kubeconfig(&arguments.server, "-", None)?;
     let cluster = Cluster::of(place).await?;
     let plan = Plan {
         namespace: &cluster.namespace,
@@ -121,15 +123,7 @@ pub(crate) async fn run(place: &Place, arguments: &InvestigationArguments) -> Re
         .await?;
     }
     let (token, ca) = token(&cluster, &plan.token_secret()).await?;
-    let kubeconfig = kubeconfig(&arguments.server, &token, &ca)?;
-    // The operator and the proxy read it with the same code.
-    Kubeconfig::parse(kubeconfig.as_bytes()).map_err(|invalid| {
-        Error::Invocation(format!(
-            "--server {}: {}",
-            arguments.server,
-            invalid.problems().collect::<Vec<_>>().join("; ")
-        ))
-    })?;
+    let kubeconfig = kubeconfig(&arguments.server, &token, Some(&ca))?;
     if arguments.print {
         return Ok(render::print(&kubeconfig)?);
     }
@@ -213,19 +207,30 @@ fn filled(mut data: BTreeMap<String, Vec<u8>>) -> Option<(String, Vec<u8>)> {
     Some((String::from_utf8(token).ok()?, data.remove("ca.crt")?))
 }
 
-fn kubeconfig(server: &str, token: &str, ca: &[u8]) -> Result<String> {
+/// The kubeconfig as the Secret holds it. The operator and the proxy read it with the same code as this checks it with.
+fn kubeconfig(server: &str, token: &str, ca: Option<&[u8]>) -> Result<String> {
+    let mut cluster = json!({"server": server});
+    if let Some(ca) = ca {
+        cluster["certificate-authority-data"] = base64::engine::general_purpose::STANDARD.encode(ca).into();
+    }
     let document = json!({
         "apiVersion": "v1",
         "kind": "Config",
-        "clusters": [{"name": "investigated", "cluster": {
-            "server": server,
-            "certificate-authority-data": base64::engine::general_purpose::STANDARD.encode(ca)}}],
+        "clusters": [{"name": "investigated", "cluster": cluster}],
         "users": [{"name": "investigator", "user": {"token": token}}],
         "contexts": [{"name": "investigated", "context": {
             "cluster": "investigated", "user": "investigator", "namespace": "default"}}],
         "current-context": "investigated",
     });
-    serde_yaml::to_string(&document).map_err(|_| Error::Failed("the kubeconfig cannot be written as YAML".to_owned()))
+    let text = serde_yaml::to_string(&document)
+        .map_err(|_| Error::Failed("the kubeconfig cannot be written as YAML".to_owned()))?;
+    Kubeconfig::parse(text.as_bytes()).map_err(|invalid| {
+        Error::Invocation(format!(
+            "--server {server}: {}",
+            invalid.problems().collect::<Vec<_>>().join("; ")
+        ))
+    })?;
+    Ok(text)
 }
 
 #[cfg(test)]
@@ -273,8 +278,20 @@ mod tests {
     }
 
     #[test]
+    fn a_server_without_tls_is_refused_with_the_remedy() {
+        let error = kubeconfig("http://api.example.com", "s3cret", None)
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.starts_with("--server http://api.example.com: ") && error.contains("https"),
+            "{error}"
+        );
+        assert!(!error.contains("s3cret"), "{error}");
+    }
+
+    #[test]
     fn what_is_told_holds_no_token() {
-        let text = kubeconfig("https://kubernetes.default.svc", "s3cret", b"CA").unwrap();
+        let text = kubeconfig("https://kubernetes.default.svc", "s3cret", None).unwrap();
         assert!(text.contains("s3cret") && text.contains("current-context: investigated"));
         let made = Made {
             service_account: "ns/reader".into(),

@@ -9,8 +9,10 @@ use cli_mcp_e2e::{cluster, kubectl, setup};
 const SYSTEM: &str = "cli-mcp-operator-system";
 const NAME: &str = "e2e-metrics";
 
-/// Status and body of `GET /metrics` with this bearer token.
-fn scrape(port: u16, token: Option<&str>) -> Result<(u16, String)> {
+/// Status and body of `GET /metrics` with this bearer token. A forward ends with the pod that it leads to, so each scrape has
+/// its own.
+fn scrape(token: Option<&str>) -> Result<(u16, String)> {
+    let (_forward, port) = Forward::start(SYSTEM, "deployment/cli-mcp-operator-controller-manager")?;
     let headers = tempfile::NamedTempFile::new()?;
     if let Some(token) = token {
         std::fs::write(headers.path(), format!("Authorization: Bearer {token}\n"))?;
@@ -42,18 +44,25 @@ async fn the_operators_metrics_are_for_those_who_may_get_them() -> Result<()> {
     kubectl::ok(&["delete", "clusterrolebinding", NAME, "--ignore-not-found"])?;
     let token = kubectl::ok(&["-n", NAME, "create", "token", "scraper", "--duration=1h"])?;
     let token = token.trim();
-    let (_forward, port) = Forward::start(SYSTEM, "deployment/cli-mcp-operator-controller-manager")?;
 
-    let (code, body) = scrape(port, None)?;
-    ensure!(code == 401, "{code} {body}");
-    let (code, body) = scrape(port, Some(token))?;
-    ensure!(
-        code == 403
-            && body.contains("scraper\\\" may not get the non-resource URL /metrics")
-            && body.contains("ClusterRole cli-mcp-operator-metrics-reader")
-            && !body.contains("client"),
-        "{code} {body}"
-    );
+    cluster::eventually("a refusal of a stranger", async || {
+        let (code, body) = scrape(None)?;
+        ensure!(code == 401, "{code} {body}");
+        Ok(())
+    })
+    .await?;
+    cluster::eventually("a refusal with its remedy", async || {
+        let (code, body) = scrape(Some(token))?;
+        ensure!(
+            code == 403
+                && body.contains("scraper\\\" may not get the non-resource URL /metrics")
+                && body.contains("ClusterRole cli-mcp-operator-metrics-reader")
+                && !body.contains("client"),
+            "{code} {body}"
+        );
+        Ok(())
+    })
+    .await?;
 
     // What the text says.
     let account = format!("--serviceaccount={NAME}:scraper");
@@ -64,7 +73,7 @@ async fn the_operators_metrics_are_for_those_who_may_get_them() -> Result<()> {
         shared.namespace, shared.name
     );
     let seen = cluster::eventually("the metrics", async || {
-        let (code, body) = scrape(port, Some(token))?;
+        let (code, body) = scrape(Some(token))?;
         ensure!(code == 200 && body.contains(&ready), "{code} {body}");
         Ok(())
     })

@@ -31,8 +31,8 @@ fn reference(child: &Value) -> String {
     format!("{}/{}", text(&child["kind"]), text(&child["metadata"]["name"]))
 }
 
-/// What a child says, without what differs from one object to the next: the address of the proxy's Service is in what is
-/// built for it.
+/// What a child says, without what differs from one object to the next: what is built for a Service has its address in it,
+/// what runs as a ServiceAccount its UID.
 fn essence(children: &Children) -> Result<Children> {
     let address = |name: &str| -> Option<String> {
         let (_, service) = children
@@ -41,6 +41,11 @@ fn essence(children: &Children) -> Result<Children> {
         Some(service["spec"]["clusterIP"].as_str()?.to_owned())
     };
     let addresses: Vec<String> = ["-proxy", ""].into_iter().filter_map(address).collect();
+    let accounts: Vec<(&String, String)> = children
+        .iter()
+        .filter(|(reference, _)| reference.starts_with("serviceaccount/"))
+        .filter_map(|(reference, account)| Some((reference, account["metadata"]["uid"].as_str()?.to_owned())))
+        .collect();
     children
         .iter()
         .map(|(reference, child)| {
@@ -54,6 +59,9 @@ fn essence(children: &Children) -> Result<Children> {
             let mut text = child.to_string();
             for address in &addresses {
                 text = text.replace(address.as_str(), "ADDRESS");
+            }
+            for (account, uid) in &accounts {
+                text = text.replace(uid.as_str(), account);
             }
             Ok((reference.clone(), serde_json::from_str(&text)?))
         })

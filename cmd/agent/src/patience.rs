@@ -9,14 +9,18 @@ use crate::processes;
 /// What a process that wants to run has on top of its time, as a multiple of it.
 const HARD_LIMIT: u32 = 10;
 
+/// How often at least it is looked at: the agent itself may be the one that got no processor, and finds the time gone.
+const LOOKS: u32 = 10;
+
 /// Gives a process an amount of time, by the clock while it sleeps. While it wants to run it is over only once the process
 /// has run for as long: one that gets no processor, because others do or because its cgroup has used its quota, is not slow.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 pub(crate) struct Patience {
     pid: i32,
     time: Duration,
     begun: Instant,
     had_run: Duration,
+    looks: u32,
 }
 
 impl Patience {
@@ -28,16 +32,24 @@ impl Patience {
             time,
             begun: Instant::now(),
             had_run: processes::process(pid).map_or(Duration::ZERO, |process| process.has_run),
+            looks: 0,
         }
     }
 
-    /// Whether the process has had its time.
-    #[must_use]
-    pub(crate) fn is_over(&self) -> bool {
+    /// Whether the process has had its time. To be asked between two looks for what is waited for.
+    pub(crate) fn is_over(&mut self) -> bool {
+        self.looks += 1;
         let waited = self.begun.elapsed();
-        waited >= self.time
-            && processes::process(self.pid)
-                .is_none_or(|process| is_over(self.time, waited, process.state, process.has_run - self.had_run))
+        self.looks >= LOOKS
+            && waited >= self.time
+            && processes::process(self.pid).is_none_or(|process| {
+                is_over(
+                    self.time,
+                    waited,
+                    process.state,
+                    process.has_run.saturating_sub(self.had_run),
+                )
+            })
     }
 }
 
@@ -49,6 +61,16 @@ fn is_over(time: Duration, waited: Duration, state: u8, ran: Duration) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn an_agent_that_got_no_processor_looks_again() {
+        let own = i32::try_from(std::process::id()).unwrap();
+        let mut patience = Patience::new(own, Duration::ZERO);
+        let looks = std::iter::repeat_with(|| patience.is_over())
+            .take_while(|over| !over)
+            .count();
+        assert!(looks + 1 >= LOOKS as usize, "over after {looks} looks");
+    }
 
     #[test]
     fn a_process_that_gets_no_processor_is_given_more_time() {

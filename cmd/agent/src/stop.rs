@@ -197,7 +197,7 @@ async fn leave_wait(shell: &Shell) {
     }
     shell.signal(script::LEAVE_WAIT);
     shell.signal(Signal::SIGCONT);
-    let patience = Patience::new(bash, INTERRUPT_WAIT);
+    let mut patience = Patience::new(bash, INTERRUPT_WAIT);
     while processes::has_descriptor(bash, 0) && !patience.is_over() {
         sleep(STEP).await;
     }
@@ -205,7 +205,7 @@ async fn leave_wait(shell: &Shell) {
 
 /// Waits for the status that the interrupted shell was asked for.
 async fn answer(shell: &mut Shell, nonce: &Nonce) -> Answer {
-    let patience = Patience::new(shell.pid, PROMPT_WAIT);
+    let mut patience = Patience::new(shell.pid, PROMPT_WAIT);
     loop {
         match shell.answer(nonce, Instant::now() + PROMPT_LOOK).await {
             Answer::Nothing if !patience.is_over() => {}
@@ -273,7 +273,7 @@ async fn interrupt(frozen: &[(Process, Disposition)], foreground: Option<Process
             }
         }
         let Some(foreground) = foreground else { return true };
-        let patience = Patience::new(foreground.identity.pid, INTERRUPT_WAIT);
+        let mut patience = Patience::new(foreground.identity.pid, INTERRUPT_WAIT);
         while !patience.is_over() {
             if let Some(by_interrupt) = end_of(foreground) {
                 return by_interrupt;

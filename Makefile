@@ -54,7 +54,7 @@ demo: cluster-ready images ## Start a cluster, install the operator, hold a real
 	@$(IN_CLUSTER) DEMO_PROGRAM=$(DEV_BIN_DIR)/demo KUBECTL_PLUGIN=$(BIN_DIR)/kubectl-cli_mcp hack/demo.sh
 
 .PHONY: test
-test: lint test-unit test-conformance test-mcp-clients $(if $(filter dev,$(CLUSTER)),test-cluster) test-e2e test-attack $(if $(filter dev,$(CLUSTER)),test-chaos-short) ## Run everything: lint, unit and component tests, then the tests, attacks and some faults on the cluster
+test: lint test-unit test-conformance test-mcp-clients $(if $(filter dev,$(CLUSTER)),test-cluster) test-e2e ## Run everything: lint, unit and component tests, then the tests on the cluster
 
 ##@ Development
 

@@ -142,14 +142,14 @@ pub async fn stop(shell: &mut Shell, scope: Scope<'_>, trapped: bool) -> Outcome
     }
     if trapped || processes::interrupt_disposition(bash) == Disposition::Ignored {
         scope.kill_all().await;
-        return lost(shell);
+        return lost(shell, "SIGINT may run a trap or is ignored");
     }
     let foreground = foreground(&frozen, bash);
     let ended_by_interrupt = interrupt(&frozen, foreground).await;
     tracing::debug!(?frozen, ended_by_interrupt, "Interrupted the call");
     scope.kill_all().await;
     if !ended_by_interrupt {
-        return lost(shell);
+        return lost(shell, "its child did not end by SIGINT");
     }
     if foreground.is_none() {
         leave_wait(shell).await;
@@ -178,9 +178,10 @@ pub async fn stop(shell: &mut Shell, scope: Scope<'_>, trapped: bool) -> Outcome
             Outcome::Ended(code)
         }
         Answer::Nothing => {
+            let outcome = lost(shell, "it did not come back to its prompt");
             shell.signal(Signal::SIGSTOP);
             scope.kill_all().await;
-            lost(shell)
+            outcome
         }
     }
 }
@@ -253,11 +254,14 @@ fn is_copy_of(child: Process, bash: i32) -> bool {
         && program(pid) == program(bash)
 }
 
-fn lost(shell: &Shell) -> Outcome {
-    match shell.exit.code() {
-        Some(code) => Outcome::Ended(code),
-        None => Outcome::Lost,
+/// The shell is gone already, or is given up: the log says why, since the session loses its jobs by it.
+fn lost(shell: &Shell, reason: &'static str) -> Outcome {
+    if let Some(code) = shell.exit.code() {
+        return Outcome::Ended(code);
     }
+    let state = processes::process(shell.pid).map_or('?', |bash| char::from(bash.state));
+    tracing::warn!(reason, %state, "Giving the shell up");
+    Outcome::Lost
 }
 
 /// Lets the call's processes die of SIGINT, and tells whether bash's foreground child did.

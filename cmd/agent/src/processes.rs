@@ -36,6 +36,12 @@ pub struct Process {
 }
 
 impl Process {
+    /// Whether a signal or a tracer has stopped it.
+    #[must_use]
+    pub fn stands(&self) -> bool {
+        matches!(self.state, b'T' | b't')
+    }
+
     /// Whether it has ended and only waits to be collected.
     #[must_use]
     pub fn ended(&self) -> bool {

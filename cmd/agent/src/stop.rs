@@ -23,6 +23,8 @@ const FREEZE_ROUNDS: usize = 100;
 /// How often a program that handles SIGINT is asked, and how long it has each time.
 const INTERRUPTS: usize = 3;
 const INTERRUPT_WAIT: Duration = Duration::from_millis(100);
+/// How long a stopped bash may take to stand still.
+const STAND_WAIT: Duration = Duration::from_millis(100);
 /// How long bash may take from the interrupt to its prompt.
 const PROMPT_WAIT: Duration = Duration::from_millis(500);
 /// How often a bash is looked at while something is expected of it.
@@ -32,9 +34,11 @@ const SAVE_BEGIN: Duration = Duration::from_secs(1);
 const SAVE_WAIT: Duration = Duration::from_secs(3);
 /// How long killed processes may take to be gone; one in an uninterruptible sleep takes longer, and is left to the kernel.
 const KILL_WAIT: Duration = Duration::from_secs(2);
-/// How often, and for how long, a child that was just forked is given time to become its program.
-const EXEC_TRIES: usize = 2;
-const EXEC_WAIT: Duration = Duration::from_millis(10);
+/// How often, and for how long, a bash that is between two steps is given time to take the next.
+const BETWEEN_TRIES: usize = 8;
+const BETWEEN_WAIT: Duration = Duration::from_millis(5);
+/// How often a list is interrupted whose bash does not come back to its prompt.
+const ATTEMPTS: usize = 3;
 const STEP: Duration = Duration::from_millis(1);
 
 /// What became of the shell.
@@ -46,6 +50,17 @@ pub enum Outcome {
     Ended(ExitCode),
     /// It is frozen and must be replaced.
     Lost,
+}
+
+/// Why a shell is given up.
+#[derive(Clone, Copy, Debug)]
+enum GivenUp {
+    /// It ignores SIGINT, or may run a trap for it.
+    InterruptIsNoEnd,
+    /// Its child did not end by SIGINT.
+    ChildGoesOn,
+    /// It did not come back to its prompt.
+    NoPrompt,
 }
 
 /// Which processes are whose.
@@ -126,64 +141,70 @@ fn end_of(child: Process) -> Option<bool> {
 
 /// Ends the running call. `trapped`: SIGINT may run a trap of the user's, so it must not be sent.
 pub async fn stop(shell: &mut Shell, scope: Scope<'_>, trapped: bool) -> Outcome {
-    let bash = scope.roots.bash;
-    let mut frozen = freeze_with_dispositions(shell, scope);
-    for _ in 0..EXEC_TRIES {
-        if !foreground(&frozen, bash).is_some_and(|child| is_copy_of(child, bash)) {
-            break;
+    let nonce = Nonce::new();
+    let hazards = shell.hazards.clone();
+    let quiet = hazards.aliased_keywords;
+    for attempt in 0..ATTEMPTS {
+        let frozen = freeze_at_a_step(shell, scope).await;
+        if let Err(reason) = interrupt_children(shell, scope, &frozen, trapped).await {
+            return lost(shell, reason);
         }
-        // Between fork and exec a child still has bash's own handler; a moment later it is what it will be.
-        for (process, _) in &frozen {
-            send(process.identity.pid, Signal::SIGCONT);
+        if attempt == 0 {
+            shell.forget_noise();
         }
+        shell.signal(Signal::SIGINT);
         shell.signal(Signal::SIGCONT);
-        sleep(EXEC_WAIT).await;
-        frozen = freeze_with_dispositions(shell, scope);
+        if attempt == 0 {
+            // With `errexit` an interrupt ends the shell, which saves its state on the way out: then nobody reads this.
+            if let Err(error) = shell.write(&script::probe(&nonce, &hazards, quiet)) {
+                tracing::debug!(%error, "The interrupted shell does not read");
+            }
+        }
+        match answer(shell, &nonce).await {
+            Answer::Status(mut status) => {
+                scope.kill_all().await;
+                if quiet {
+                    status.aliases = shell.before.aliases;
+                }
+                return Outcome::Kept(status);
+            }
+            Answer::Ended(code) => {
+                scope.kill_all().await;
+                return Outcome::Ended(code);
+            }
+            // A bash that has just collected a child takes the interrupt for the child's, and goes on with its list.
+            Answer::Nothing => tracing::debug!(attempt, "The interrupted shell did not come back to its prompt"),
+        }
     }
+    let outcome = lost(shell, GivenUp::NoPrompt);
+    shell.signal(Signal::SIGSTOP);
+    scope.kill_all().await;
+    outcome
+}
+
+/// Ends what a frozen bash waits for, and leaves the bash where SIGINT ends its list; else says why that cannot be.
+async fn interrupt_children(
+    shell: &Shell,
+    scope: Scope<'_>,
+    frozen: &[(Process, Disposition)],
+    trapped: bool,
+) -> Result<(), GivenUp> {
+    let bash = scope.roots.bash;
     if trapped || processes::interrupt_disposition(bash) == Disposition::Ignored {
         scope.kill_all().await;
-        return lost(shell, "SIGINT may run a trap or is ignored");
+        return Err(GivenUp::InterruptIsNoEnd);
     }
-    let foreground = foreground(&frozen, bash);
-    let ended_by_interrupt = interrupt(&frozen, foreground).await;
+    let foreground = foreground(frozen, bash);
+    let ended_by_interrupt = interrupt(frozen, foreground).await;
     tracing::debug!(?frozen, ended_by_interrupt, "Interrupted the call");
     scope.kill_all().await;
     if !ended_by_interrupt {
-        return lost(shell, "its child did not end by SIGINT");
+        return Err(GivenUp::ChildGoesOn);
     }
     if foreground.is_none() {
         leave_wait(shell).await;
     }
-    shell.forget_noise();
-    shell.signal(Signal::SIGINT);
-    shell.signal(Signal::SIGCONT);
-    let nonce = Nonce::new();
-    let hazards = shell.hazards.clone();
-    let quiet = hazards.aliased_keywords;
-    // With `errexit` an interrupt ends the shell, which saves its state on the way out: then nobody reads this.
-    let asked = shell.write(&script::probe(&nonce, &hazards, quiet));
-    if let Err(error) = asked {
-        tracing::debug!(%error, "The interrupted shell does not read");
-    }
-    match answer(shell, &nonce).await {
-        Answer::Status(mut status) => {
-            scope.kill_all().await;
-            if quiet {
-                status.aliases = shell.before.aliases;
-            }
-            Outcome::Kept(status)
-        }
-        Answer::Ended(code) => {
-            scope.kill_all().await;
-            Outcome::Ended(code)
-        }
-        Answer::Nothing => {
-            let outcome = lost(shell, "it did not come back to its prompt");
-            shell.signal(Signal::SIGSTOP);
-            scope.kill_all().await;
-            outcome
-        }
-    }
+    Ok(())
 }
 
 /// Brings a frozen bash out of its `wait`, into the agent's trap, where SIGINT would end it there; else leaves it alone.
@@ -239,10 +260,63 @@ pub async fn end(shell: &mut Shell, scope: Scope<'_>, silent: bool) {
 }
 
 /// Stops bash and the call's processes, and notes what each does with SIGINT.
-fn freeze_with_dispositions(shell: &Shell, scope: Scope<'_>) -> Vec<(Process, Disposition)> {
+async fn freeze_with_dispositions(shell: &Shell, scope: Scope<'_>) -> Vec<(Process, Disposition)> {
     shell.signal(Signal::SIGSTOP);
+    stand_still(shell.pid).await;
     let with_disposition = |process: Process| (process, processes::interrupt_disposition(process.identity.pid));
     scope.freeze().into_iter().map(with_disposition).collect()
+}
+
+/// Stops bash and the call's processes where it can be told what bash does. Between fork and exec a child still has bash's
+/// own handler; and a bash that has just collected a child takes an interrupt for one that the child has handled, and goes on
+/// with its list. A moment later it is at its next step.
+async fn freeze_at_a_step(shell: &Shell, scope: Scope<'_>) -> Vec<(Process, Disposition)> {
+    let bash = scope.roots.bash;
+    let mut waits = false;
+    for _ in 0..BETWEEN_TRIES {
+        let frozen = freeze_with_dispositions(shell, scope).await;
+        let between = match foreground(&frozen, bash) {
+            Some(child) => is_copy_of(child, bash),
+            // Its `wait4(2)` goes on, or has come back with a child.
+            None => !waits && processes::waits_for_children(bash) == Some(true),
+        };
+        if !between && !has_uncollected_child(bash) {
+            return frozen;
+        }
+        for (process, _) in &frozen {
+            send(process.identity.pid, Signal::SIGCONT);
+        }
+        shell.signal(Signal::SIGCONT);
+        sleep(BETWEEN_WAIT).await;
+        waits = comes_to_wait(bash).await;
+    }
+    freeze_with_dispositions(shell, scope).await
+}
+
+fn has_uncollected_child(pid: i32) -> bool {
+    let table = processes::table();
+    table.iter().any(|process| process.parent == pid && process.ended())
+}
+
+/// Whether a process sleeps in `wait4(2)` once it sleeps.
+async fn comes_to_wait(pid: i32) -> bool {
+    let mut patience = Patience::new(pid, BETWEEN_WAIT);
+    while !patience.is_over() {
+        if processes::process(pid).is_none_or(|process| process.state == b'S') {
+            return processes::waits_for_children(pid) == Some(true);
+        }
+        sleep(STEP).await;
+    }
+    false
+}
+
+/// Waits until a stopped process stands. Before that, one that gets no processor may yet start a child, or collect one that
+/// ends meanwhile, and nobody else can tell how a collected child ended.
+async fn stand_still(pid: i32) {
+    let mut patience = Patience::new(pid, STAND_WAIT);
+    while processes::process(pid).is_some_and(|process| !process.stands() && !process.ended()) && !patience.is_over() {
+        sleep(STEP).await;
+    }
 }
 
 /// Whether a child that handles SIGINT is bash's own program: forked, and perhaps about to become another.
@@ -255,12 +329,12 @@ fn is_copy_of(child: Process, bash: i32) -> bool {
 }
 
 /// The shell is gone already, or is given up: the log says why, since the session loses its jobs by it.
-fn lost(shell: &Shell, reason: &'static str) -> Outcome {
+fn lost(shell: &Shell, reason: GivenUp) -> Outcome {
     if let Some(code) = shell.exit.code() {
         return Outcome::Ended(code);
     }
     let state = processes::process(shell.pid).map_or('?', |bash| char::from(bash.state));
-    tracing::warn!(reason, %state, "Giving the shell up");
+    tracing::warn!(?reason, %state, "Giving the shell up");
     Outcome::Lost
 }
 

@@ -84,11 +84,9 @@ impl Setup {
 
     pub(crate) fn start(self) -> Agent {
         let agent = self.start_unready();
-        let deadline = Instant::now() + GENEROUS;
-        while agent.request("GET", "/health", &[], b"").status != 200 {
-            assert!(Instant::now() < deadline, "the agent did not become ready");
-            std::thread::sleep(Duration::from_millis(5));
-        }
+        until("the agent is ready", || {
+            agent.request("GET", "/health", &[], b"").status == 200
+        });
         agent
     }
 
@@ -117,11 +115,7 @@ impl Setup {
         };
         let mut output = agent.child.stdout.take().unwrap();
         std::thread::spawn(move || std::io::copy(&mut output, &mut std::io::sink()));
-        let deadline = Instant::now() + GENEROUS;
-        while TcpStream::connect(address).is_err() {
-            assert!(Instant::now() < deadline, "the agent did not listen");
-            std::thread::sleep(Duration::from_millis(5));
-        }
+        until("the agent listens", || TcpStream::connect(address).is_ok());
         agent
     }
 }
@@ -232,11 +226,22 @@ impl Agent {
 
     /// Waits until `command` prints `expected`.
     pub(crate) fn until(&self, command: &str, expected: &str) {
-        let deadline = Instant::now() + GENEROUS;
-        while self.run(command).stdout != expected {
-            assert!(Instant::now() < deadline, "{command} never printed {expected:?}");
-            std::thread::sleep(Duration::from_millis(10));
-        }
+        until(&format!("{command} prints {expected:?}"), || {
+            self.run(command).stdout == expected
+        });
+    }
+
+    /// Waits until `/metrics` has this line.
+    pub(crate) fn until_metric(&self, line: &str) {
+        until(line, || {
+            let metrics = self.request("GET", "/metrics", &[], b"").body;
+            String::from_utf8_lossy(&metrics).lines().any(|found| found == line)
+        });
+    }
+
+    /// Waits until a command has made this file in its home folder.
+    pub(crate) fn until_file(&self, name: &str) {
+        until(name, || self.home.path().join(name).exists());
     }
 
     /// Command lines of all living processes below the agent, but for its own two.
@@ -351,6 +356,15 @@ pub(crate) fn signal(pid: i32, name: &str) {
         .args(["-c", &format!("kill -{name} {pid}")])
         .stderr(Stdio::null())
         .status();
+}
+
+/// Waits until something is so.
+fn until(what: &str, mut holds: impl FnMut() -> bool) {
+    let deadline = Instant::now() + GENEROUS;
+    while !holds() {
+        assert!(Instant::now() < deadline, "it did not come to be: {what}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
 }
 
 fn table() -> Vec<(i32, i32, char)> {

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 
-use crate::harness::{Agent, GENEROUS, installed};
+use crate::harness::{Agent, GENEROUS, installed, receive};
 
 #[test]
 fn case_065_background_jobs_do_not_hold_a_call() {
@@ -187,6 +187,25 @@ fn case_073_a_timeout_keeps_the_shell() {
         ("/usr\n1 5 2\nF\n", None)
     );
     assert_eq!(agent.out("echo $$"), bash);
+}
+
+/// A bash that gets no processor stops late: it may still collect the call's child, or start it, while that is being ended.
+#[test]
+fn case_073_a_busy_sandbox_keeps_the_shell() {
+    let agent = Agent::start();
+    agent.out("for job in 1 2 3; do while :; do :; done & done");
+    for round in 0..60 {
+        let mut running = agent.begin(&json!({"command": "touch begun; sleep 99; touch after"}), "*/*");
+        agent.until_file("begun");
+        agent.cancel();
+        assert_eq!(receive(&mut running).unwrap().result().exit_code, 130);
+        let result = agent.run("rm begun; jobs -p | wc -l; ls");
+        assert_eq!(
+            (result.stdout.as_str(), result.session_reset),
+            ("3\n", None),
+            "round {round}"
+        );
+    }
 }
 
 #[test]

@@ -10,23 +10,27 @@ use crate::harness::{Agent, GENEROUS, Setup, TOKEN, installed, receive, send, si
 #[test]
 fn case_087_the_queue() {
     let agent = Agent::start();
-    let mut running = agent.begin(&json!({"command": "sleep 1; echo a"}), "*/*");
-    std::thread::sleep(Duration::from_millis(300));
-    let mut second = agent.begin(&json!({"command": "sleep 0.9; echo b", "timeout": 1}), "*/*");
-    std::thread::sleep(Duration::from_millis(100));
+    let waiting_calls = |count: usize| agent.until_metric(&format!("cli_mcp_agent_waiting_calls {count}"));
+    let hold = "touch begun; until [ -e go ]; do sleep 0.05; done; rm begun go; echo a";
+    let mut running = agent.begin(&json!({"command": hold}), "*/*");
+    agent.until_file("begun");
+    let mut second = agent.begin(&json!({"command": "echo b", "timeout": 1}), "*/*");
+    waiting_calls(1);
     let mut waiting: Vec<_> = (0..15)
         .map(|index| {
-            agent.begin(
-                &json!({"command": format!("echo {index} >>order; echo {index}")}),
-                "*/*",
-            )
+            let command = format!("echo {index} >>order; echo {index}");
+            let connection = agent.begin(&json!({"command": command}), "*/*");
+            waiting_calls(index + 2);
+            connection
         })
         .collect();
-    std::thread::sleep(Duration::from_millis(200));
     let refused = agent.exec_body(&json!({"command": "touch refused"}));
     assert_eq!(refused.status, 409);
     assert!(refused.headers.contains_key("retry-after"), "{refused:?}");
     assert!(!refused.error().is_empty());
+    // Longer than the second one may take.
+    std::thread::sleep(Duration::from_millis(1100));
+    std::fs::write(agent.home.path().join("go"), "").unwrap();
     assert_eq!(receive(&mut running).unwrap().result().stdout, "a\n");
     assert_eq!(
         receive(&mut second).unwrap().result().stdout,

@@ -190,8 +190,7 @@ pub fn pods(instance: &Instance, component: &str) -> Result<Vec<String>> {
         "cli-mcp.redhat.com/instance={},cli-mcp.redhat.com/component={component}",
         instance.name
     );
-    let names = kubectl::ok(&["-n", &instance.namespace, "get", "pods", "-l", &selector, "-o", "name"])?;
-    Ok(names.lines().map(str::to_owned).collect())
+    kubectl::names(&instance.namespace, "pods", &selector)
 }
 
 /// How often the containers of the operator, and of servers and proxies of an instance, were restarted, by namespace and pod.

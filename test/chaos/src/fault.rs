@@ -25,6 +25,8 @@ pub enum Fault {
     Endpoints,
     /// The sandboxes' policy is gone and nobody restores it: no sandbox may start.
     NoPolicy,
+    /// No connection is judged by any policy, and no sandbox may run a command.
+    NoEnforcement,
     /// Every Deployment is rolled.
     Roll,
     /// One sandbox fills its disk.
@@ -36,7 +38,7 @@ pub enum Fault {
 }
 
 /// Each of them once.
-pub const ALL: [Fault; 29] = [
+pub const ALL: [Fault; 30] = [
     Fault::Kill("operator"),
     Fault::Kill("server"),
     Fault::Kill("proxy"),
@@ -62,6 +64,7 @@ pub const ALL: [Fault; 29] = [
     Fault::Delete("poddisruptionbudget"),
     Fault::Endpoints,
     Fault::NoPolicy,
+    Fault::NoEnforcement,
     Fault::Roll,
     Fault::Disk,
     Fault::Lease,
@@ -105,35 +108,27 @@ impl Fault {
                 .await
             }
             Self::Delete(kind) => {
-                let list = kubectl::ok(&[
-                    "-n",
+                let list = kubectl::names(
                     &instance.namespace,
-                    "get",
                     kind,
-                    "-l",
                     &format!("cli-mcp.redhat.com/instance={}", instance.name),
-                    "-o",
-                    "name",
-                ])?;
+                )?;
                 // With the client's ServiceAccount its tokens are taken back: that the load is refused then is what it is for.
                 let names: Vec<_> = list
-                    .lines()
+                    .iter()
                     .filter(|name| kind != "serviceaccount" || !name.ends_with("-client"))
                     .collect();
                 ensure!(!names.is_empty(), "the instance has no {kind}");
                 let name = names[order.below(names.len())];
                 kubectl::ok(&["-n", &instance.namespace, "delete", "--wait=false", name]).map(drop)
             }
-            Self::Endpoints => kubectl::ok(&[
-                "-n",
+            Self::Endpoints => kubectl::delete_all(
                 &instance.namespace,
-                "delete",
                 "endpointslice",
-                "-l",
                 &format!("kubernetes.io/service-name=cli-mcp-{}-proxy", instance.name),
-            ])
-            .map(drop),
+            ),
             Self::NoPolicy => no_policy(instance).await,
+            Self::NoEnforcement => no_enforcement(instance).await,
             Self::Roll => {
                 kubectl::ok(&["-n", &instance.namespace, "rollout", "restart", "deployment"])?;
                 kubectl::ok(&["-n", OPERATOR, "rollout", "restart", "deployment"])?;
@@ -158,16 +153,11 @@ impl Fault {
             Self::Lease => lease(instance).await,
             Self::Pod => {
                 let session = random_session(instance, order)?;
-                kubectl::ok(&[
-                    "-n",
+                kubectl::delete_all(
                     &instance.namespace,
-                    "delete",
                     "pod",
-                    "--wait=false",
-                    "-l",
                     &format!("cli-mcp.redhat.com/session-id={session}"),
-                ])
-                .map(drop)
+                )
             }
         }
     }
@@ -205,22 +195,13 @@ async fn no_policy(instance: &Instance) -> Result<()> {
             bail!("attempt {attempt}: a session began while the policy was missing: {result:?}");
         }
     }
-    let pods = kubectl::ok(&[
-        "-n",
-        &instance.namespace,
-        "get",
-        "pods",
-        "-l",
-        "cli-mcp.redhat.com/session-id=gate-closed",
-        "-o",
-        "name",
-    ])?;
+    let pods = kubectl::names(&instance.namespace, "pods", "cli-mcp.redhat.com/session-id=gate-closed")?;
     scale("1")?;
     kubectl::ok(&["-n", OPERATOR, "rollout", "status", deployment, "--timeout=180s"])?;
     refused?;
     ensure!(
         pods.is_empty(),
-        "a sandbox was made while the policy was missing: {pods}"
+        "a sandbox was made while the policy was missing: {pods:?}"
     );
     Ok(())
 }
@@ -245,4 +226,67 @@ async fn lease(instance: &Instance) -> Result<()> {
         &format!("cli-mcp-{}-proxy", instance.name),
     ])
     .map(drop)
+}
+
+/// As with a network plugin that fails open: the agents find the way to the API server, whatever the policies say. No command
+/// runs and no session begins until connections are judged again; then each session goes on where it was.
+async fn no_enforcement(instance: &Instance) -> Result<()> {
+    let running = instance.endpoint.connect("enforced").await?;
+    let fresh = instance.endpoint.connect("unenforced").await?;
+    cluster::eventually("a session", async || {
+        let result = running.bash("echo kept >/workspace/mark").await?;
+        ensure!(result.exit_code == Some(0), "{result:?}");
+        Ok(())
+    })
+    .await?;
+    judge("--insert")?;
+    let found = async {
+        for session in [&running, &fresh] {
+            // Each agent looks once a minute.
+            cluster::eventually("the agent's refusal", async || {
+                let result = session.bash("true").await?;
+                ensure!(
+                    result.exit_code.is_none() && result.text.contains("EgressNotEnforced"),
+                    "{result:?}"
+                );
+                Ok(())
+            })
+            .await?;
+        }
+        for attempt in 0..5 {
+            for session in [&running, &fresh] {
+                let result = session.bash("true").await?;
+                ensure!(
+                    result.exit_code.is_none(),
+                    "attempt {attempt}: a command ran over an open network: {result:?}"
+                );
+            }
+        }
+        Ok(())
+    }
+    .await;
+    judge("--delete")?;
+    found?;
+    cluster::eventually("the session's next command", async || {
+        let result = running.bash("cat /workspace/mark").await?;
+        ensure!(
+            result.stdout == "kept\n" && result.session_reset.is_none(),
+            "{result:?}"
+        );
+        Ok(())
+    })
+    .await?;
+    running.delete().await?;
+    fresh.delete().await?;
+    Ok(())
+}
+
+/// Lets connections past the enforcer's queue (`--insert`), or into it again (`--delete`).
+fn judge(change: &str) -> Result<()> {
+    for chain in ["POLICY-POSTROUTING", "POLICY-INPUT"] {
+        node::enter(&[
+            "iptables", "--wait", "--table", "mangle", change, chain, "--jump", "RETURN",
+        ])?;
+    }
+    Ok(())
 }

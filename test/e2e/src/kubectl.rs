@@ -53,6 +53,25 @@ pub fn ok(args: &[&str]) -> Result<String> {
     Ok(output.stdout)
 }
 
+/// The objects of some kinds with these labels, each as `kind/name`.
+///
+/// # Errors
+///
+/// When they cannot be listed.
+pub fn names(namespace: &str, kinds: &str, selector: &str) -> Result<Vec<String>> {
+    let names = ok(&["-n", namespace, "get", kinds, "-l", selector, "-o", "name"])?;
+    Ok(names.lines().map(str::to_owned).collect())
+}
+
+/// Deletes the objects of a kind with these labels, and does not wait for their end.
+///
+/// # Errors
+///
+/// When the API server refuses it.
+pub fn delete_all(namespace: &str, kind: &str, selector: &str) -> Result<()> {
+    ok(&["-n", namespace, "delete", kind, "-l", selector, "--wait=false"]).map(drop)
+}
+
 /// Applies a manifest.
 ///
 /// # Errors

@@ -1,6 +1,6 @@
 //! Data that reads like something else: for logs, for terminals, for the parsers of server and operator.
 
-use anyhow::{Result, ensure};
+use anyhow::{Result, bail, ensure};
 use cli_mcp_attack::arena::{self, API, arena};
 use cli_mcp_attack::journal;
 use cli_mcp_attack::proxy::{Case, ask};
@@ -152,17 +152,10 @@ async fn labels_and_annotations() -> Result<()> {
     let namespace = &arena.home.namespace;
     let restarts = arena::restarts(&arena.home)?;
     let session = arena.home.session("labels").await?;
-    let pod = kubectl::ok(&[
-        "-n",
-        namespace,
-        "get",
-        "pods",
-        "-l",
-        "cli-mcp.redhat.com/session-id=labels",
-        "-o",
-        "name",
-    ])?;
-    let pod = pod.trim();
+    let pods = kubectl::names(namespace, "pods", "cli-mcp.redhat.com/session-id=labels")?;
+    let [pod] = &pods[..] else {
+        bail!("one pod, not {pods:?}")
+    };
     let long = "x".repeat(60_000);
     for value in [
         "not a time",

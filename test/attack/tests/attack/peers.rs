@@ -45,22 +45,11 @@ async fn surviving_deletion() -> Result<()> {
         .await?;
     ensure!(daemon.stdout.trim().parse::<u32>()? >= 3, "the control: {daemon:?}");
     let namespace = &arena.home.namespace;
-    let pods = || {
-        kubectl::ok(&[
-            "-n",
-            namespace,
-            "get",
-            "pods",
-            "-l",
-            "cli-mcp.redhat.com/session-id=undead",
-            "-o",
-            "name",
-        ])
-    };
-    ensure!(pods()?.lines().count() == 1, "the control: {}", pods()?);
+    let pods = || kubectl::names(namespace, "pods", "cli-mcp.redhat.com/session-id=undead");
+    ensure!(pods()?.len() == 1, "the control: {:?}", pods()?);
     ensure!(session.delete().await? == 204);
     cluster::eventually("the pod's end", async || {
-        ensure!(pods()?.is_empty(), "{}", pods()?);
+        ensure!(pods()?.is_empty(), "{:?}", pods()?);
         Ok(())
     })
     .await

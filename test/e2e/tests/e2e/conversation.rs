@@ -143,22 +143,11 @@ async fn delete_removes_the_pod_and_says_204_again_when_nothing_is_left() -> Res
     let shared = shared()?;
     let session = shared.session("to-delete").await?;
     session.bash("true").await?;
-    let pods = || {
-        kubectl::ok(&[
-            "-n",
-            &shared.namespace,
-            "get",
-            "pods",
-            "-l",
-            "cli-mcp.redhat.com/session-id=to-delete",
-            "-o",
-            "name",
-        ])
-    };
-    ensure!(pods()?.lines().count() == 1, "{}", pods()?);
+    let pods = || kubectl::names(&shared.namespace, "pods", "cli-mcp.redhat.com/session-id=to-delete");
+    ensure!(pods()?.len() == 1, "{:?}", pods()?);
     ensure!(session.delete().await? == 204);
     cluster::eventually("the sandbox's deletion", async || {
-        ensure!(pods()?.is_empty(), "{}", pods()?);
+        ensure!(pods()?.is_empty(), "{:?}", pods()?);
         Ok(())
     })
     .await?;

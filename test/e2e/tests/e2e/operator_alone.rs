@@ -20,8 +20,7 @@ use serde_json::Value;
 fn children(namespace: &str) -> Result<BTreeSet<String>> {
     let kinds = "deployment,service,serviceaccount,role,rolebinding,configmap,secret,networkpolicy,poddisruptionbudget";
     let label = "app.kubernetes.io/managed-by=cli-mcp-operator";
-    let names = kubectl::ok(&["-n", namespace, "get", kinds, "-l", label, "-o", "name"])?;
-    Ok(names.lines().map(str::to_owned).collect())
+    Ok(kubectl::names(namespace, kinds, label)?.into_iter().collect())
 }
 
 /// UIDs of the generated Secrets.

@@ -306,19 +306,10 @@ async fn an_object_of_somebody_else_is_reported_and_left_alone() -> Result<()> {
         !bindings.lines().any(|line| line.ends_with("/cli-mcp-foreign")),
         "a binding to a role of somebody else was made: {bindings}"
     );
-    let sandboxes = kubectl::ok(&[
-        "-n",
-        namespace,
-        "get",
-        "pod",
-        "-l",
-        "cli-mcp.redhat.com/component=sandbox",
-        "-o",
-        "name",
-    ])?;
+    let sandboxes = kubectl::names(namespace, "pod", "cli-mcp.redhat.com/component=sandbox")?;
     ensure!(
         sandboxes.is_empty(),
-        "a sandbox was made without its policy: {sandboxes}"
+        "a sandbox was made without its policy: {sandboxes:?}"
     );
 
     for object in &theirs {

@@ -46,17 +46,8 @@ async fn a_pool_that_does_not_start_says_why_and_recovers() -> Result<()> {
     patch_sandbox(namespace, name, r#"{"imagePullPolicy":"IfNotPresent"}"#)?;
     fails(namespace, name, "Ready", "WarmPoolUnhealthy", "ImagePull").await?;
     // The one pod that waits is kept: another would not do better.
-    let pods = kubectl::ok(&[
-        "-n",
-        namespace,
-        "get",
-        "pod",
-        "-l",
-        "cli-mcp.redhat.com/component=sandbox",
-        "-o",
-        "name",
-    ])?;
-    ensure!(pods.lines().count() == 1, "{pods}");
+    let pods = kubectl::names(namespace, "pod", "cli-mcp.redhat.com/component=sandbox")?;
+    ensure!(pods.len() == 1, "{pods:?}");
 
     patch_sandbox(namespace, name, r#"{"image":"","nodeSelector":{"no.such/label":"x"}}"#)?;
     fails(namespace, name, "Ready", "WarmPoolUnhealthy", "Unschedulable").await?;
@@ -121,28 +112,12 @@ async fn a_server_or_proxy_that_does_not_start_says_why() -> Result<()> {
     let spec = "  proxy: {targets: [{type: kubernetes}]}\n";
     let _instance = Instance::create(namespace, name, spec)?;
     kubectl::ok(&["-n", namespace, "create", "quota", "none", "--hard=pods=0"])?;
-    kubectl::ok(&[
-        "-n",
-        namespace,
-        "delete",
-        "pod",
-        "-l",
-        "cli-mcp.redhat.com/component=proxy",
-        "--wait=false",
-    ])?;
+    kubectl::delete_all(namespace, "pod", "cli-mcp.redhat.com/component=proxy")?;
     fails(namespace, name, "Ready", "DeploymentUnavailable", "exceeded quota").await?;
     fails(namespace, name, "ProxyReady", "DeploymentUnavailable", "exceeded quota").await?;
     kubectl::ok(&["-n", namespace, "delete", "quota", "none"])?;
     // The Deployment's own controller backs off for minutes: another pod template would not wait, neither do we.
-    kubectl::ok(&[
-        "-n",
-        namespace,
-        "delete",
-        "replicaset",
-        "-l",
-        "cli-mcp.redhat.com/component=proxy",
-        "--wait=false",
-    ])?;
+    kubectl::delete_all(namespace, "replicaset", "cli-mcp.redhat.com/component=proxy")?;
     instance::wait_ready(namespace, name)?;
     kubectl::ok(&["delete", "namespace", namespace, "--wait=false"])?;
     Ok(())
@@ -166,15 +141,7 @@ async fn an_open_network_is_found_and_told() -> Result<()> {
         "apiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetadata: {{name: open, namespace: {namespace}}}\n\
          spec: {{podSelector: {{}}, policyTypes: [Egress], egress: [{{}}]}}\n"
     ))?;
-    kubectl::ok(&[
-        "-n",
-        namespace,
-        "delete",
-        "pod",
-        "-l",
-        "cli-mcp.redhat.com/component=sandbox",
-        "--wait=false",
-    ])?;
+    kubectl::delete_all(namespace, "pod", "cli-mcp.redhat.com/component=sandbox")?;
     fails(
         namespace,
         name,
@@ -185,15 +152,7 @@ async fn an_open_network_is_found_and_told() -> Result<()> {
     .await?;
     fails(namespace, name, "Ready", "EgressNotEnforced", "install a CNI plugin").await?;
     kubectl::ok(&["-n", namespace, "delete", "networkpolicy", "open"])?;
-    kubectl::ok(&[
-        "-n",
-        namespace,
-        "delete",
-        "pod",
-        "-l",
-        "cli-mcp.redhat.com/component=sandbox",
-        "--wait=false",
-    ])?;
+    kubectl::delete_all(namespace, "pod", "cli-mcp.redhat.com/component=sandbox")?;
     instance::wait_ready(namespace, name)?;
     kubectl::ok(&["delete", "namespace", namespace, "--wait=false"])?;
     Ok(())

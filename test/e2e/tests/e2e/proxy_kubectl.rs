@@ -110,6 +110,15 @@ const REFUSED: &[Row] = &[
         "kubectl port-forward deployment/cli-mcp-kubectl-proxy 9999:8080",
         &["denied by credential proxy", "portforward"],
     ),
+    // What asks for a human ends at once (shell case 85).
+    (
+        "kubectl exec -it deployment/cli-mcp-kubectl-proxy -- sh",
+        &["not a terminal", "denied by credential proxy"],
+    ),
+    (
+        "kubectl edit configmap watched",
+        &["there was a problem with the editor"],
+    ),
     (
         "kubectl attach deployment/cli-mcp-kubectl-proxy",
         &["denied by credential proxy", "pods/attach"],

@@ -130,8 +130,7 @@ fn pooled(pod: &Value) -> Result<()> {
 /// The pods with the session's label, or without any.
 fn pods(selector: &str) -> Result<Vec<String>> {
     let selector = format!("cli-mcp.redhat.com/component=sandbox,{selector}");
-    let names = kubectl::ok(&["-n", NAMESPACE, "get", "pods", "-l", &selector, "-o", "name"])?;
-    Ok(names.lines().map(str::to_owned).collect())
+    kubectl::names(NAMESPACE, "pods", &selector)
 }
 
 /// A call that is refused for this reason. The server learns of a change some moments after it was made, so the first

@@ -87,17 +87,7 @@ impl Replicas {
 
     fn sandboxes(&self, session: &str) -> Result<Vec<String>> {
         let selector = format!("cli-mcp.redhat.com/session-id={session}");
-        let names = kubectl::ok(&[
-            "-n",
-            &self.instance.namespace,
-            "get",
-            "pods",
-            "-l",
-            &selector,
-            "-o",
-            "name",
-        ])?;
-        Ok(names.lines().map(str::to_owned).collect())
+        kubectl::names(&self.instance.namespace, "pods", &selector)
     }
 
     fn kill(&self, pod: &str) -> Result<()> {
@@ -385,9 +375,9 @@ async fn a_rollout_under_load_fails_no_call() -> Result<()> {
         "--timeout=180s",
     ])?;
     // The old pods have gone only after their last words.
-    let gone = kubectl::ok(&["-n", namespace, "get", "pods", "-l", SERVERS, "-o", "name"])?;
+    let gone = kubectl::names(namespace, "pods", SERVERS)?;
     let old: Vec<String> = two.ends.iter().map(|end| format!("pod/{}", end.pod)).collect();
-    for pod in gone.lines().filter(|pod| old.iter().any(|old| old == pod)) {
+    for pod in gone.iter().filter(|pod| old.contains(pod)) {
         kubectl::ok(&["-n", namespace, "wait", "--for=delete", pod, "--timeout=120s"])?;
     }
     let so_far = calls(1)?.max(calls(2)?).max(calls(3)?);

@@ -14,7 +14,7 @@ use kube::api::{DeleteParams, ListParams, Patch, PatchParams, Preconditions};
 use kube::{Api, ResourceExt};
 use serde_json::json;
 
-use crate::apply;
+use crate::auth_delegator;
 use crate::caches::Caches;
 use crate::context::Context;
 use crate::error::{Error, Result};
@@ -187,7 +187,7 @@ pub async fn cleanup(context: &Context, caches: &Caches, instance: &CliMcpInstan
         }
         Step::Finish => {
             let live = caches.auth_delegator.state().first().cloned();
-            if let Err(failure) = apply::write_auth_delegator(context, live.as_deref()).await {
+            if let Err(failure) = auth_delegator::write(context, live.as_deref()).await {
                 // It is somebody else's, or will be written by the next reconcile: no reason to hold the instance.
                 tracing::warn!(
                     failure = failure.message,

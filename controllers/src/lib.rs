@@ -7,6 +7,7 @@
 //! decide, [`sandboxes`] executes. [`finalize`] takes an instance down.
 
 pub mod apply;
+pub mod auth_delegator;
 pub mod build;
 pub mod caches;
 pub mod context;

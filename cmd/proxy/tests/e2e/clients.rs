@@ -81,42 +81,26 @@ async fn case_61_python_accepts_it_with_strict_flags_and_curl_for_an_address() {
     )
     .await;
     assert!(good && text.contains("200"), "{text}");
-    let (good, text) = say(
-        "curl",
-        &[
+    let (through, trusted) = (format!("http://{}", lab.proxy), ca.display().to_string());
+    let curl = async |url: &str, told: &str| {
+        let flags = [
             "-sS",
             "--max-time",
             "30",
             "-x",
-            &format!("http://{}", lab.proxy),
+            &through,
             "--cacert",
-            &ca.display().to_string(),
-            &format!("https://{authority}/version"),
+            &trusted,
+            url,
             "-w",
-            "%{http_code} %{http_version}",
-        ],
-        "",
-    )
-    .await;
+            told,
+        ];
+        say("curl", &flags, "").await
+    };
+    let (good, text) = curl(&format!("https://{authority}/version"), "%{http_code} %{http_version}").await;
     assert!(good && text.ends_with("200 1.1"), "{text}");
     // The allowlisted address: its upstream is not in the public roots, which curl hears as a 502 inside valid TLS.
-    let (good, text) = say(
-        "curl",
-        &[
-            "-sS",
-            "--max-time",
-            "30",
-            "-x",
-            &format!("http://{}", lab.proxy),
-            "--cacert",
-            &ca.display().to_string(),
-            &format!("https://{address}/"),
-            "-w",
-            "%{http_code}",
-        ],
-        "",
-    )
-    .await;
+    let (good, text) = curl(&format!("https://{address}/"), "%{http_code}").await;
     assert!(good && text.ends_with("502"), "{text}");
 }
 

@@ -277,14 +277,7 @@ async fn cases_51_52_a_quiet_watch_has_its_head_at_once_and_ends_with_its_client
         })
     });
     let lab = Lab::answering(responder).await;
-    let mut client = lab.tunnel().await;
-    client
-        .send(&format!(
-            "GET /api/v1/pods?watch=1 HTTP/1.1\r\nHost: {}\r\n\r\n",
-            lab.authority()
-        ))
-        .await;
-    assert!(client.head().await.unwrap().starts_with("HTTP/1.1 200 "));
+    let mut client = lab.watch().await;
     for _ in 0..3 {
         next.notify_one();
         assert_eq!(client.chunk().await.unwrap(), b"event\n");

@@ -303,6 +303,17 @@ impl Lab {
     }
 
     /// One request in a tunnel of its own. `HOST` in it stands for the authority.
+    /// Opens a watch of pods.
+    pub(crate) async fn watch(&self) -> Client {
+        let mut client = self.tunnel().await;
+        let host = self.authority();
+        client
+            .send(&format!("GET /api/v1/pods?watch=1 HTTP/1.1\r\nHost: {host}\r\n\r\n"))
+            .await;
+        assert!(client.head().await.unwrap().starts_with("HTTP/1.1 200 "));
+        client
+    }
+
     pub(crate) async fn request(&self, raw: &str) -> Response {
         let mut client = self.tunnel().await;
         client.send(&raw.replace("HOST", &self.authority())).await;

@@ -16,7 +16,7 @@ use tokio::net::TcpStream;
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
-use crate::harness::{Ca, Client, Lab, Responder, TOKEN, Upstream, patiently, write_inputs};
+use crate::harness::{Ca, Lab, Responder, TOKEN, Upstream, patiently, write_inputs};
 
 /// Answers a watch with an event each time it is told to, and everything else with 200.
 fn watchable(next: Arc<Notify>) -> Responder {
@@ -43,18 +43,6 @@ fn watchable(next: Arc<Notify>) -> Responder {
     })
 }
 
-async fn open_watch(lab: &Lab) -> Client {
-    let mut client = lab.tunnel().await;
-    client
-        .send(&format!(
-            "GET /api/v1/pods?watch=1 HTTP/1.1\r\nHost: {}\r\n\r\n",
-            lab.authority()
-        ))
-        .await;
-    assert!(client.head().await.unwrap().starts_with("HTTP/1.1 200 "));
-    client
-}
-
 fn kubeconfig_of(lab: &Lab) -> String {
     std::fs::read_to_string(lab.directory.path().join("kubeconfig/kubeconfig")).unwrap()
 }
@@ -72,7 +60,7 @@ async fn health_until(lab: &Lab, fits: impl Fn(&str) -> bool) {
 async fn case_77_a_rotated_token_is_used_and_open_watches_go_on() {
     let next = Arc::new(Notify::new());
     let lab = Lab::answering(watchable(next.clone())).await;
-    let mut watch = open_watch(&lab).await;
+    let mut watch = lab.watch().await;
     let mut kept = lab.tunnel().await;
     let rotated = kubeconfig_of(&lab).replace(TOKEN, "rotated-token-rotated");
     std::fs::write(lab.directory.path().join("kubeconfig/kubeconfig"), rotated).unwrap();
@@ -204,7 +192,7 @@ async fn a_thousand_idle_watches_live_over_a_reload() {
     let lab = Lab::with(upstream, |setup| setup.max_connections_per_client = 2 * WATCHES).await;
     let mut watches = Vec::new();
     while watches.len() < WATCHES {
-        let (a, b, c, d) = tokio::join!(open_watch(&lab), open_watch(&lab), open_watch(&lab), open_watch(&lab));
+        let (a, b, c, d) = tokio::join!(lab.watch(), lab.watch(), lab.watch(), lab.watch());
         watches.extend([a, b, c, d]);
     }
     let rotated = kubeconfig_of(&lab).replace(TOKEN, "rotated-token-rotated");
@@ -227,7 +215,7 @@ async fn a_thousand_idle_watches_live_over_a_reload() {
 async fn a_target_that_is_gone_takes_no_new_request_and_cuts_no_open_stream() {
     let next = Arc::new(Notify::new());
     let lab = Lab::answering(watchable(next.clone())).await;
-    let mut watch = open_watch(&lab).await;
+    let mut watch = lab.watch().await;
     let mut kept = lab.tunnel().await;
     write_inputs(
         lab.directory.path(),
@@ -252,7 +240,7 @@ async fn a_target_that_is_gone_takes_no_new_request_and_cuts_no_open_stream() {
 async fn case_65_a_rotated_ca_signs_new_tunnels_and_leaves_the_open_ones_alone() {
     let next = Arc::new(Notify::new());
     let mut lab = Lab::answering(watchable(next.clone())).await;
-    let mut watch = open_watch(&lab).await;
+    let mut watch = lab.watch().await;
     let new = Ca::new("next proxy CA");
     // Between the two writes the pair does not fit: the old one must stay in use.
     std::fs::write(lab.directory.path().join("ca/ca.crt"), new.pem()).unwrap();
@@ -334,7 +322,7 @@ async fn case_65_a_proxy_does_not_start_with_a_ca_that_cannot_sign() {
 async fn a_drain_ends_idle_tunnels_at_once_and_lets_streams_finish() {
     let next = Arc::new(Notify::new());
     let mut lab = Lab::answering(watchable(next.clone())).await;
-    let mut watch = open_watch(&lab).await;
+    let mut watch = lab.watch().await;
     let mut idle = lab.tunnel().await;
     lab.shutdown.cancel();
     assert!(idle.is_closed().await);
@@ -352,7 +340,7 @@ async fn a_drain_ends_with_its_grace_period() {
     let next = Arc::new(Notify::new());
     let upstream = Upstream::start(watchable(next)).await;
     let mut lab = Lab::with(upstream, |setup| setup.drain_timeout = Duration::from_millis(50)).await;
-    let _watch = open_watch(&lab).await;
+    let _watch = lab.watch().await;
     lab.shutdown.cancel();
     patiently(lab.running.take().unwrap()).await.unwrap().unwrap();
 }

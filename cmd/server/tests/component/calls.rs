@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use crate::support::api::Cluster;
-use crate::support::server::{KEY, LOCAL, Server, bash, call, eventually, http, refusal, structured};
+use crate::support::server::{KEY, LOCAL, Server, bash, begin, call, eventually, http, refusal, structured};
 use cli_mcp_sandbox::token::HmacKey;
 
 #[tokio::test]
@@ -157,22 +157,13 @@ async fn a_call_in_progress_ends_before_the_server_does() {
     let mut server = Server::start(&cluster, &[LOCAL]).await;
     let client = server.client("s1").await;
     bash(&client, "echo").await;
-    let peer = client.peer().clone();
-    let arguments = json!({"command": "wait 300"}).as_object().unwrap().clone();
-    let call = tokio::spawn(async move {
-        peer.call_tool(rmcp::model::CallToolRequestParams::new("bash").with_arguments(arguments))
-            .await
-    });
+    let call = begin(&client, "wait 300");
     eventually("the command runs", || {
         cluster.ran_anywhere().contains(&"wait 300".to_owned())
     })
     .await;
-    let killed = std::process::Command::new("kill")
-        .arg(server.pid().to_string())
-        .status()
-        .unwrap();
-    assert!(killed.success());
-    assert_eq!(structured(&call.await.unwrap().unwrap())["stdout"], "waited\n");
+    server.terminate().await;
+    assert_eq!(structured(&call.await.unwrap())["stdout"], "waited\n");
     drop(client);
     assert_eq!(server.wait().await.code(), Some(0));
 }
@@ -234,22 +225,13 @@ async fn a_call_that_outlives_the_drain_ends_with_an_error_that_says_so() {
     let mut server = Server::start(&cluster, &[LOCAL, "--drain-timeout=1100ms"]).await;
     let client = server.client("s1").await;
     bash(&client, "echo").await;
-    let peer = client.peer().clone();
-    let arguments = json!({"command": "hang"}).as_object().unwrap().clone();
-    let call = tokio::spawn(async move {
-        peer.call_tool(rmcp::model::CallToolRequestParams::new("bash").with_arguments(arguments))
-            .await
-    });
+    let call = begin(&client, "hang");
     eventually("the command runs", || {
         cluster.ran_anywhere().contains(&"hang".to_owned())
     })
     .await;
-    let killed = std::process::Command::new("kill")
-        .arg(server.pid().to_string())
-        .status()
-        .unwrap();
-    assert!(killed.success());
-    let text = refusal(&call.await.unwrap().unwrap());
+    server.terminate().await;
+    let text = refusal(&call.await.unwrap());
     assert!(text.contains("shutting down") && text.contains("ran in part"), "{text}");
     drop(client);
     assert_eq!(server.wait().await.code(), Some(0));

@@ -7,7 +7,7 @@ use http::StatusCode;
 use serde_json::json;
 
 use crate::support::api::{Cluster, Kubelet};
-use crate::support::server::{KEY, LOCAL, Server, bash, eventually, http, refusal, structured};
+use crate::support::server::{KEY, LOCAL, Server, bash, begin, eventually, http, refusal, structured};
 
 fn fill_pool(cluster: &Cluster, spec_hash: &str, size: usize) {
     let key = HmacKey::new(&KEY).unwrap();
@@ -46,21 +46,11 @@ fn ready(cluster: &Cluster) -> usize {
 #[tokio::test]
 async fn a_hundred_first_calls_through_two_replicas_make_one_sandbox() {
     let cluster = Cluster::start().await;
-    let servers = [
-        Server::start(&cluster, &[LOCAL]).await,
-        Server::start(&cluster, &[LOCAL]).await,
-    ];
+    let servers = Server::replicas(&cluster).await;
     let clients = [servers[0].client("s1").await, servers[1].client("s1").await];
-    let calls = (0..100).map(|n| {
-        let peer = clients[n % 2].peer().clone();
-        tokio::spawn(async move {
-            let arguments = json!({"command": format!("echo {n}")}).as_object().unwrap().clone();
-            let call = rmcp::model::CallToolRequestParams::new("bash").with_arguments(arguments);
-            (n, peer.call_tool(call).await.unwrap())
-        })
-    });
-    for call in calls.collect::<Vec<_>>() {
-        let (n, result) = call.await.unwrap();
+    let calls = (0..100).map(|n| (n, begin(&clients[n % 2], &format!("echo {n}"))));
+    for (n, call) in calls.collect::<Vec<_>>() {
+        let result = call.await.unwrap();
         assert_eq!(structured(&result)["stdout"], format!("{n}\n"));
     }
     assert_eq!(cluster.pods().len(), 1);
@@ -75,23 +65,12 @@ async fn a_hundred_first_calls_through_two_replicas_make_one_sandbox() {
 #[tokio::test]
 async fn a_hundred_first_calls_over_a_pool_through_two_replicas_claim_one_pod() {
     let cluster = Cluster::start().await;
-    let servers = [
-        Server::start(&cluster, &[LOCAL]).await,
-        Server::start(&cluster, &[LOCAL]).await,
-    ];
+    let servers = Server::replicas(&cluster).await;
     let hash = spec_hash(&cluster, &servers[0]).await;
     fill_pool(&cluster, &hash, 5);
     eventually("the pool is ready", || ready(&cluster) == 5).await;
     let clients = [servers[0].client("s1").await, servers[1].client("s1").await];
-    let calls = (0..100).map(|n| {
-        let peer = clients[n % 2].peer().clone();
-        tokio::spawn(async move {
-            let arguments = json!({"command": format!("echo {n}")}).as_object().unwrap().clone();
-            peer.call_tool(rmcp::model::CallToolRequestParams::new("bash").with_arguments(arguments))
-                .await
-                .unwrap()
-        })
-    });
+    let calls = (0..100).map(|n| begin(&clients[n % 2], &format!("echo {n}")));
     for call in calls.collect::<Vec<_>>() {
         structured(&call.await.unwrap());
     }
@@ -107,10 +86,7 @@ async fn a_hundred_first_calls_over_a_pool_through_two_replicas_claim_one_pod() 
 #[tokio::test]
 async fn fifty_sessions_at_once_over_a_pool_of_ten_get_fifty_sandboxes() {
     let cluster = Cluster::start().await;
-    let servers = [
-        Server::start(&cluster, &[LOCAL]).await,
-        Server::start(&cluster, &[LOCAL]).await,
-    ];
+    let servers = Server::replicas(&cluster).await;
     let hash = spec_hash(&cluster, &servers[0]).await;
     fill_pool(&cluster, &hash, 10);
     eventually("the pool is ready", || ready(&cluster) == 10).await;
@@ -153,10 +129,7 @@ async fn a_dead_sandbox_is_replaced_and_the_result_says_so_once() {
     let server = Server::start(&cluster, &[LOCAL]).await;
     let client = server.client("s1").await;
     bash(&client, "echo").await;
-    let pod = cluster.pods_of("s1")[0]["metadata"]["name"]
-        .as_str()
-        .unwrap()
-        .to_owned();
+    let pod = cluster.pod_of("s1");
     cluster.evict(&pod);
     server.knows_sessions(0).await;
     let result = structured(&bash(&client, "echo back").await);
@@ -182,10 +155,7 @@ async fn a_command_whose_sandbox_dies_is_not_sent_again_and_the_session_goes_on(
     let server = Server::start(&cluster, &[LOCAL]).await;
     let client = server.client("s1").await;
     bash(&client, "echo").await;
-    let pod = cluster.pods_of("s1")[0]["metadata"]["name"]
-        .as_str()
-        .unwrap()
-        .to_owned();
+    let pod = cluster.pod_of("s1");
     let text = refusal(&bash(&client, "die").await);
     assert!(text.contains("may have run"), "{text}");
     assert_eq!(cluster.ran(&pod), ["echo", "die"]);
@@ -198,10 +168,7 @@ async fn a_command_whose_sandbox_dies_is_not_sent_again_and_the_session_goes_on(
 #[tokio::test]
 async fn delete_ends_a_session_without_a_word_of_loss() {
     let cluster = Cluster::start().await;
-    let servers = [
-        Server::start(&cluster, &[LOCAL]).await,
-        Server::start(&cluster, &[LOCAL]).await,
-    ];
+    let servers = Server::replicas(&cluster).await;
     let client = servers[0].client("s1").await;
     bash(&client, "echo").await;
     let delete = |id: &str| http().delete(format!("{}/sessions/{id}", servers[0].base)).send();
@@ -295,16 +262,10 @@ async fn activity_is_written_once_for_many_calls() {
 #[tokio::test]
 async fn a_reset_is_told_by_the_first_result_whichever_replica_gives_it() {
     let cluster = Cluster::start().await;
-    let servers = [
-        Server::start(&cluster, &[LOCAL]).await,
-        Server::start(&cluster, &[LOCAL]).await,
-    ];
+    let servers = Server::replicas(&cluster).await;
     let (first, second) = (servers[0].client("s1").await, servers[1].client("s1").await);
     bash(&first, "echo").await;
-    let pod = cluster.pods_of("s1")[0]["metadata"]["name"]
-        .as_str()
-        .unwrap()
-        .to_owned();
+    let pod = cluster.pod_of("s1");
     cluster.evict(&pod);
     servers[0].knows_sessions(0).await;
     // This call makes the next sandbox, and has no result.
@@ -328,10 +289,7 @@ async fn a_loss_is_not_forgotten_while_there_is_no_room_for_the_next_sandbox() {
     let server = Server::start(&cluster, &[LOCAL, "--max-sessions=1"]).await;
     let (lost, other) = (server.client("s1").await, server.client("s2").await);
     bash(&lost, "echo").await;
-    let pod = cluster.pods_of("s1")[0]["metadata"]["name"]
-        .as_str()
-        .unwrap()
-        .to_owned();
+    let pod = cluster.pod_of("s1");
     cluster.evict(&pod);
     server.knows_sessions(0).await;
     structured(&bash(&other, "echo").await);

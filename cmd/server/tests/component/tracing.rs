@@ -50,11 +50,7 @@ impl Collector {
 }
 
 async fn stopped(mut server: Server) {
-    let killed = std::process::Command::new("kill")
-        .arg(server.pid().to_string())
-        .status()
-        .unwrap();
-    assert!(killed.success());
+    server.terminate().await;
     assert_eq!(server.wait().await.code(), Some(0));
 }
 

@@ -177,6 +177,14 @@ impl Cluster {
             .collect()
     }
 
+    /// The name of a session's first pod.
+    pub(crate) fn pod_of(&self, session: &str) -> String {
+        self.pods_of(session)[0]["metadata"]["name"]
+            .as_str()
+            .unwrap()
+            .to_owned()
+    }
+
     /// Commands that ran in a pod.
     pub(crate) fn ran(&self, pod: &str) -> Vec<String> {
         self.lock().agents.get(pod).map(Agent::ran).unwrap_or_default()

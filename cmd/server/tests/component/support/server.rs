@@ -7,10 +7,11 @@ use rmcp::model::{CallToolRequestParams, CallToolResult, ClientConfig};
 use rmcp::service::RunningService;
 use rmcp::transport::StreamableHttpClientTransport;
 use rmcp::transport::streamable_http_client::StreamableHttpClientTransportConfig;
-use rmcp::{RoleClient, ServiceExt};
+use rmcp::{Peer, RoleClient, ServiceExt};
 use serde_json::{Map, Value, json};
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::{Child, Command};
+use tokio::task::JoinHandle;
 
 use super::api::Cluster;
 
@@ -45,6 +46,14 @@ pub(crate) fn flags(dir: &tempfile::TempDir, cluster: &Cluster) -> Vec<String> {
 pub(crate) const LOCAL: &str = "--kubeconfig-secret=kc";
 
 impl Server {
+    /// Two replicas over one cluster.
+    pub(crate) async fn replicas(cluster: &Cluster) -> [Self; 2] {
+        [
+            Self::start(cluster, &[LOCAL]).await,
+            Self::start(cluster, &[LOCAL]).await,
+        ]
+    }
+
     pub(crate) async fn start(cluster: &Cluster, more: &[&str]) -> Self {
         Self::start_in(cluster, more, &[]).await
     }
@@ -118,8 +127,10 @@ impl Server {
         panic!("the server never knew of {count} sessions");
     }
 
-    pub(crate) fn pid(&self) -> u32 {
-        self.child.id().unwrap()
+    /// Asks it to end, as the kubelet does.
+    pub(crate) async fn terminate(&self) {
+        let pid = self.child.id().unwrap().to_string();
+        assert!(Command::new("kill").arg(pid).status().await.unwrap().success());
     }
 
     pub(crate) async fn wait(&mut self) -> std::process::ExitStatus {
@@ -161,11 +172,20 @@ pub(crate) async fn bash(client: &Client, command: &str) -> CallToolResult {
 }
 
 pub(crate) async fn call(client: &Client, arguments: Value) -> CallToolResult {
+    call_peer(client.peer(), arguments).await
+}
+
+/// Calls `bash` while the test goes on.
+pub(crate) fn begin(client: &Client, command: &str) -> JoinHandle<CallToolResult> {
+    let (peer, arguments) = (client.peer().clone(), json!({"command": command}));
+    tokio::spawn(async move { call_peer(&peer, arguments).await })
+}
+
+async fn call_peer(peer: &Peer<RoleClient>, arguments: Value) -> CallToolResult {
     let Value::Object(arguments) = arguments else {
         panic!("arguments are an object")
     };
-    client
-        .call_tool(CallToolRequestParams::new("bash").with_arguments(arguments))
+    peer.call_tool(CallToolRequestParams::new("bash").with_arguments(arguments))
         .await
         .unwrap()
 }

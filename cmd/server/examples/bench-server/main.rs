@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use cli_mcp_sandbox::token::HmacKey;
 use futures::StreamExt;
 use futures::stream::FuturesUnordered;
@@ -14,8 +14,13 @@ use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::{Pod, Secret};
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::{Api, Client};
-use serde_json::{Value, json};
-use std::io::Write;
+use serde_json::json;
+
+use crate::cluster::{address, answers, audited, eventually, first, gone, kubectl, resident, run, unassigned};
+use crate::report::{Row, met, percentile, row};
+
+mod cluster;
+mod report;
 
 const NAMESPACE: &str = "bench-server";
 const INSTANCE: &str = "bench";
@@ -25,14 +30,6 @@ const POOL: usize = 24;
 const CLAIM_PERIOD: Duration = Duration::from_millis(50);
 const COLD_STARTS: usize = 5;
 const IDLE_SESSIONS: usize = 1000;
-const PATIENCE: Duration = Duration::from_secs(240);
-
-struct Row {
-    figure: &'static str,
-    value: f64,
-    unit: &'static str,
-    target: Option<f64>,
-}
 
 fn main() -> Result<()> {
     let root = std::env::args()
@@ -55,58 +52,8 @@ fn main() -> Result<()> {
         bench.operator(1).await?;
         kubectl(&["delete", "namespace", NAMESPACE, "--wait=false"])?;
         measured?;
-        print(&rows)
+        report::print(&rows)
     })
-}
-
-fn print(rows: &[Row]) -> Result<()> {
-    let mut out = std::io::stdout().lock();
-    for row in rows {
-        let verdict = match row.target {
-            Some(target) if row.value <= target => format!("<= {target} met"),
-            Some(target) => format!("<= {target} NOT MET"),
-            None => String::new(),
-        };
-        writeln!(out, "{:<72} {:>10.3} {:<4} {verdict}", row.figure, row.value, row.unit)?;
-    }
-    let json: serde_json::Map<String, Value> = rows
-        .iter()
-        .map(|row| {
-            (
-                row.figure.to_owned(),
-                json!({"value": row.value, "unit": row.unit, "target": row.target}),
-            )
-        })
-        .collect();
-    writeln!(out, "{}", Value::Object(json))?;
-    let missed = rows
-        .iter()
-        .any(|row| row.target.is_some_and(|target| row.value > target));
-    ensure!(!missed, "a figure is not met");
-    Ok(())
-}
-
-fn kubectl(args: &[&str]) -> Result<String> {
-    run(Command::new("kubectl").args(args))
-}
-
-fn run(command: &mut Command) -> Result<String> {
-    let output = command.output().with_context(|| format!("{command:?}"))?;
-    ensure!(
-        output.status.success(),
-        "{command:?}: {}",
-        String::from_utf8_lossy(&output.stderr)
-    );
-    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
-}
-
-fn percentile(samples: &[Duration], percent: usize) -> f64 {
-    let mut sorted = samples.to_vec();
-    sorted.sort_unstable();
-    let last = sorted.len().saturating_sub(1);
-    sorted
-        .get(last * percent / 100)
-        .map_or(f64::NAN, |sample| sample.as_secs_f64() * 1e3)
 }
 
 /// An instance, its server and its sandboxes, each reached at its pod's address.
@@ -461,132 +408,4 @@ impl Bench {
         ]);
         Ok(())
     }
-}
-
-fn row(figure: &'static str, value: f64, unit: &'static str) -> Row {
-    Row {
-        figure,
-        value,
-        unit,
-        target: None,
-    }
-}
-
-fn met(figure: &'static str, value: f64, unit: &'static str, target: f64) -> Row {
-    Row {
-        target: Some(target),
-        ..row(figure, value, unit)
-    }
-}
-
-async fn first(pods: &Api<Pod>, selector: &str) -> Result<Pod> {
-    let list = pods.list(&ListParams::default().labels(selector)).await?;
-    list.items
-        .into_iter()
-        .next()
-        .with_context(|| format!("no pod with {selector}"))
-}
-
-fn address(pod: &Pod) -> Result<String> {
-    pod.status
-        .as_ref()
-        .and_then(|status| status.pod_ip.clone())
-        .context("the pod has no address")
-}
-
-async fn unassigned(pods: &Api<Pod>) -> Result<usize> {
-    let pool = ListParams::default().labels("cli-mcp.redhat.com/component=sandbox,!cli-mcp.redhat.com/session-id");
-    let ready = |pod: &Pod| {
-        let conditions = pod.status.as_ref().and_then(|status| status.conditions.as_ref());
-        conditions
-            .into_iter()
-            .flatten()
-            .any(|condition| condition.type_ == "Ready" && condition.status == "True")
-    };
-    Ok(pods.list(&pool).await?.items.iter().filter(|pod| ready(pod)).count())
-}
-
-async fn eventually<T>(mut look: impl AsyncFnMut() -> Result<Option<T>>) -> Result<T> {
-    let began = Instant::now();
-    loop {
-        if let Some(found) = look().await? {
-            return Ok(found);
-        }
-        ensure!(began.elapsed() < PATIENCE, "it did not come to be");
-        tokio::time::sleep(Duration::from_millis(100)).await;
-    }
-}
-
-/// Waits until there is no sandbox but the warm one.
-async fn gone(pods: &Api<Pod>) -> Result<()> {
-    let others =
-        ListParams::default().labels("cli-mcp.redhat.com/component=sandbox,cli-mcp.redhat.com/session-id!=warm");
-    eventually(async || Ok(pods.list(&others).await?.items.is_empty().then_some(()))).await
-}
-
-/// Waits, as closely as can be told, until a pod's agent takes connections.
-async fn answers(pods: &Api<Pod>, name: &str) -> Result<()> {
-    let began = Instant::now();
-    let ip = loop {
-        if let Some(ip) = pods.get(name).await?.status.and_then(|status| status.pod_ip) {
-            break ip;
-        }
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    };
-    while tokio::net::TcpStream::connect((ip.as_str(), 8090)).await.is_err() {
-        if began.elapsed() > PATIENCE {
-            bail!("{name} does not answer");
-        }
-        tokio::time::sleep(Duration::from_millis(2)).await;
-    }
-    Ok(())
-}
-
-/// Requests of the server's ServiceAccount that ended since the log had this length, but for reviews of tokens and the
-/// kubelet's probe of `/health`; and those of them that are no patch.
-fn audited(log: &str, since: u64) -> Result<(usize, usize)> {
-    use std::io::{BufRead, Seek};
-    let mut file = std::fs::File::open(log)?;
-    file.seek(std::io::SeekFrom::Start(since))?;
-    let user = format!("system:serviceaccount:{NAMESPACE}:cli-mcp-{INSTANCE}");
-    let (mut all, mut others) = (0, 0);
-    for line in std::io::BufReader::new(file).lines() {
-        let Ok(entry) = serde_json::from_str::<Value>(&line?) else {
-            continue;
-        };
-        let uri = entry["requestURI"].as_str().unwrap_or_default();
-        let review = uri.contains("reviews");
-        let probe = uri.contains("limit=1&") || uri.ends_with("limit=1");
-        if entry["user"]["username"] != user.as_str()
-            || entry["stage"] != "ResponseComplete"
-            || review
-            || probe
-            || entry["verb"] == "watch"
-        {
-            continue;
-        }
-        all += 1;
-        others += usize::from(entry["verb"] != "patch");
-    }
-    Ok((all, others))
-}
-
-/// Resident memory of the server, in MiB.
-fn resident() -> Result<f64> {
-    let wanted = format!("--instance-name={INSTANCE}");
-    for process in std::fs::read_dir("/proc")?.flatten() {
-        let line = std::fs::read(process.path().join("cmdline")).unwrap_or_default();
-        if !line
-            .split(|byte| *byte == 0)
-            .any(|argument| argument == wanted.as_bytes())
-        {
-            continue;
-        }
-        let status = std::fs::read_to_string(process.path().join("status"))?;
-        let kib = status
-            .lines()
-            .find_map(|line| line.strip_prefix("VmRSS:")?.trim().strip_suffix(" kB"));
-        return Ok(kib.context("no VmRSS")?.parse::<f64>()? / 1024.0);
-    }
-    bail!("the server's process is not in /proc: run this in the node")
 }

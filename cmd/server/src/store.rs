@@ -31,7 +31,7 @@ pub struct SandboxStore {
     synced: bool,
 }
 
-/// A LIST in progress: what it brought so far, and which pods an answer to a write was newer for.
+/// A LIST in progress: what it brought so far, and which pods were first heard of in an answer to a write meanwhile.
 #[derive(Debug, Default)]
 struct Relist {
     listed: HashMap<String, Arc<Sandbox>>,
@@ -81,7 +81,14 @@ impl SandboxStore {
         if self.deleted.contains(&sandbox.uid) {
             return;
         }
-        if let Some(relist) = &mut self.relist {
+        let known = self
+            .by_name
+            .get(&sandbox.name)
+            .is_some_and(|known| known.uid == sandbox.uid);
+        // What was known before the LIST and is not in it is gone, however late an answer about it comes.
+        if let Some(relist) = &mut self.relist
+            && !known
+        {
             relist.observed.insert(sandbox.name.clone());
         }
         self.put(sandbox);
@@ -185,11 +192,12 @@ impl SandboxStore {
                 // Told already; the note of that may be on its way still.
                 sandbox.replaces = None;
             }
-            let (name, replaced) = (known.name.clone(), known.uid != sandbox.uid);
-            if replaced {
-                self.remove(&name);
+            if known.uid == sandbox.uid {
+                self.unindex(&sandbox.name);
             } else {
-                self.unindex(&name);
+                let replaced = known.uid.clone();
+                self.remember_deletion(&replaced);
+                self.remove(&sandbox.name);
             }
         }
         if let Some(session) = &sandbox.session

@@ -253,9 +253,28 @@ struct Model {
     pending: VecDeque<Event<Pod>>,
     late: VecDeque<Pod>,
     store: SandboxStore,
+    /// The latest version that the store had of each pod, by UID.
+    seen: BTreeMap<String, u64>,
 }
 
 impl Model {
+    /// What holds at every moment, however far the watch is behind: no pod goes back to an earlier version, and none that
+    /// lives is forgotten.
+    fn check(&mut self) -> Result<(), TestCaseError> {
+        for sandbox in self.store.by_name.values() {
+            let version: u64 = sandbox.resource_version.parse().unwrap();
+            let seen = self.seen.entry(sandbox.uid.clone()).or_insert(version);
+            prop_assert!(version >= *seen, "{} went back to {version} from {seen}", sandbox.name);
+            *seen = version;
+        }
+        let held = self.store.uids();
+        for pod in self.pods.values() {
+            let uid = pod.metadata.uid.as_ref().unwrap();
+            prop_assert!(held.contains(uid) || !self.seen.contains_key(uid), "{uid} is forgotten");
+        }
+        Ok(())
+    }
+
     fn write(&mut self, name: u8, uid: Option<String>, session: Option<&str>, answer: Answer) {
         self.version += 1;
         let name = format!("p{name}");
@@ -270,7 +289,7 @@ impl Model {
         }
     }
 
-    fn run(&mut self, step: &Step) {
+    fn run(&mut self, step: &Step) -> Result<(), TestCaseError> {
         match step {
             Step::Create { name, session, answer } => {
                 if !self.pods.contains_key(&format!("p{name}")) {
@@ -305,8 +324,11 @@ impl Model {
             }
             Step::Relist { during } => {
                 self.pending.clear();
-                // One that is later than a whole LIST is not told from a new pod: a list names no version of its own.
-                self.late.clear();
+                // One that is later than a whole LIST is not told from a new pod, unless the store had it: a list names no
+                // version of its own.
+                let known = self.store.uids();
+                self.late
+                    .retain(|pod| pod.metadata.uid.as_ref().is_some_and(|uid| known.contains(uid)));
                 self.store.apply(&Event::Init);
                 let listed: Vec<Pod> = self.pods.values().cloned().collect();
                 let half = listed.len() / 2;
@@ -317,7 +339,7 @@ impl Model {
                     .iter()
                     .filter(|step| !matches!(step, Step::Relist { .. } | Step::Deliver))
                 {
-                    self.run(step);
+                    self.run(step)?;
                 }
                 for pod in &listed[half..] {
                     self.store.apply(&Event::InitApply(pod.clone()));
@@ -325,6 +347,7 @@ impl Model {
                 self.store.apply(&Event::InitDone);
             }
         }
+        self.check()
     }
 }
 
@@ -335,7 +358,7 @@ proptest! {
     fn whatever_the_watch_does_the_store_ends_as_the_cluster_is(steps in proptest::collection::vec(step(), 0..60)) {
         let mut model = Model::default();
         for step in &steps {
-            model.run(step);
+            model.run(step)?;
         }
         while let Some(event) = model.pending.pop_front() {
             model.store.apply(&event);

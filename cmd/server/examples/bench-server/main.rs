@@ -28,6 +28,8 @@ const OPERATOR: &str = "cli-mcp-operator-system";
 /// Pods of the pool, and so sessions that begin at [`CLAIM_PERIOD`].
 const POOL: usize = 24;
 const CLAIM_PERIOD: Duration = Duration::from_millis(50);
+/// How many of them begin one after the other.
+const ALONE: usize = 8;
 const COLD_STARTS: usize = 5;
 const IDLE_SESSIONS: usize = 1000;
 
@@ -275,10 +277,15 @@ impl Bench {
         }
         let warm = unassigned(&self.pods).await?;
         let sessions: Vec<String> = (0..warm).map(|n| format!("claim-{n}")).collect();
+        let (alone, at_once) = sessions.split_at(ALONE.min(sessions.len()));
+        let mut undisturbed = Vec::new();
+        for session in alone {
+            undisturbed.push(self.call(session).await?);
+        }
         let mut calls = FuturesUnordered::new();
         let mut beat = tokio::time::interval(CLAIM_PERIOD);
         let mut samples = Vec::new();
-        for session in &sessions {
+        for session in at_once {
             beat.tick().await;
             calls.push(self.call(session));
         }
@@ -287,6 +294,11 @@ impl Bench {
         }
         rows.extend([
             row("floor: one write to the API server, p50", percentile(&writes, 50), "ms"),
+            row(
+                "first call of a session over a warm pod, one at a time, p50",
+                percentile(&undisturbed, 50),
+                "ms",
+            ),
             row(
                 "sessions that began, 20 a second, each over a warm pod",
                 samples.len() as f64,

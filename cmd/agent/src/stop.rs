@@ -27,8 +27,10 @@ const INTERRUPT_WAIT: Duration = Duration::from_millis(100);
 const STAND_WAIT: Duration = Duration::from_millis(100);
 /// How long bash may take from the interrupt to its prompt.
 const PROMPT_WAIT: Duration = Duration::from_millis(500);
+/// More processor time than bash takes to its prompt: its list goes on.
+const PROMPT_WORK: Duration = Duration::from_millis(30);
 /// How often a bash is looked at while something is expected of it.
-const PROMPT_LOOK: Duration = Duration::from_millis(50);
+const PROMPT_LOOK: Duration = Duration::from_millis(20);
 /// How long a bash that must go may take to begin to save its state, and then to end.
 const SAVE_BEGIN: Duration = Duration::from_secs(1);
 const SAVE_WAIT: Duration = Duration::from_secs(3);
@@ -37,8 +39,9 @@ const KILL_WAIT: Duration = Duration::from_secs(2);
 /// How often, and for how long, a bash that is between two steps is given time to take the next.
 const BETWEEN_TRIES: usize = 8;
 const BETWEEN_WAIT: Duration = Duration::from_millis(5);
-/// How often a list is interrupted whose bash does not come back to its prompt.
-const ATTEMPTS: usize = 3;
+/// How often a list is interrupted that goes on, and how often of them a bash is waited for in full.
+const ATTEMPTS: usize = 30;
+const WAITS: usize = 3;
 const STEP: Duration = Duration::from_millis(1);
 
 /// What became of the shell.
@@ -144,14 +147,20 @@ pub async fn stop(shell: &mut Shell, scope: Scope<'_>, trapped: bool) -> Outcome
     let nonce = Nonce::new();
     let hazards = shell.hazards.clone();
     let quiet = hazards.aliased_keywords;
+    let mut waits = 0;
     for attempt in 0..ATTEMPTS {
-        let frozen = freeze_at_a_step(shell, scope).await;
-        if let Err(reason) = interrupt_children(shell, scope, &frozen, trapped).await {
+        let interrupted = match freeze_at_a_step(shell, scope, trapped).await {
+            Ok(frozen) => interrupt_children(shell, scope, &frozen).await,
+            Err(reason) => Err(reason),
+        };
+        if let Err(reason) = interrupted {
+            scope.kill_all().await;
             return lost(shell, reason);
         }
         if attempt == 0 {
             shell.forget_noise();
         }
+        let had_run = has_run(shell.pid);
         shell.signal(Signal::SIGINT);
         shell.signal(Signal::SIGCONT);
         if attempt == 0 {
@@ -160,7 +169,7 @@ pub async fn stop(shell: &mut Shell, scope: Scope<'_>, trapped: bool) -> Outcome
                 tracing::debug!(%error, "The interrupted shell does not read");
             }
         }
-        match answer(shell, &nonce).await {
+        match answer(shell, &nonce, had_run).await {
             Answer::Status(mut status) => {
                 scope.kill_all().await;
                 if quiet {
@@ -173,7 +182,13 @@ pub async fn stop(shell: &mut Shell, scope: Scope<'_>, trapped: bool) -> Outcome
                 return Outcome::Ended(code);
             }
             // A bash that has just collected a child takes the interrupt for the child's, and goes on with its list.
-            Answer::Nothing => tracing::debug!(attempt, "The interrupted shell did not come back to its prompt"),
+            Answer::Nothing => {
+                tracing::debug!(attempt, "The interrupted shell did not come back to its prompt");
+                waits += usize::from(!goes_on(shell.pid, had_run));
+                if waits == WAITS {
+                    break;
+                }
+            }
         }
     }
     let outcome = lost(shell, GivenUp::NoPrompt);
@@ -183,18 +198,8 @@ pub async fn stop(shell: &mut Shell, scope: Scope<'_>, trapped: bool) -> Outcome
 }
 
 /// Ends what a frozen bash waits for, and leaves the bash where SIGINT ends its list; else says why that cannot be.
-async fn interrupt_children(
-    shell: &Shell,
-    scope: Scope<'_>,
-    frozen: &[(Process, Disposition)],
-    trapped: bool,
-) -> Result<(), GivenUp> {
-    let bash = scope.roots.bash;
-    if trapped || processes::interrupt_disposition(bash) == Disposition::Ignored {
-        scope.kill_all().await;
-        return Err(GivenUp::InterruptIsNoEnd);
-    }
-    let foreground = foreground(frozen, bash);
+async fn interrupt_children(shell: &Shell, scope: Scope<'_>, frozen: &[(Process, Disposition)]) -> Result<(), GivenUp> {
+    let foreground = foreground(frozen, scope.roots.bash);
     let ended_by_interrupt = interrupt(frozen, foreground).await;
     tracing::debug!(?frozen, ended_by_interrupt, "Interrupted the call");
     scope.kill_all().await;
@@ -225,15 +230,24 @@ async fn leave_wait(shell: &Shell) {
     }
 }
 
-/// Waits for the status that the interrupted shell was asked for.
-async fn answer(shell: &mut Shell, nonce: &Nonce) -> Answer {
+/// Waits for the status that the interrupted shell was asked for; no longer than until its list is seen to go on.
+async fn answer(shell: &mut Shell, nonce: &Nonce, had_run: Duration) -> Answer {
     let mut patience = Patience::new(shell.pid, PROMPT_WAIT);
     loop {
         match shell.answer(nonce, Instant::now() + PROMPT_LOOK).await {
-            Answer::Nothing if !patience.is_over() => {}
+            Answer::Nothing if !patience.is_over() && !goes_on(shell.pid, had_run) => {}
             answer => return answer,
         }
     }
+}
+
+fn has_run(pid: i32) -> Duration {
+    processes::process(pid).map_or(Duration::ZERO, |process| process.has_run)
+}
+
+/// Whether an interrupted bash, which had run for so long before, works on its list.
+fn goes_on(bash: i32, had_run: Duration) -> bool {
+    has_run(bash).saturating_sub(had_run) >= PROMPT_WORK
 }
 
 /// Ends a frozen bash that cannot be kept. Unless `silent` it may save its state first: an untrapped SIGVTALRM makes it run
@@ -269,19 +283,26 @@ async fn freeze_with_dispositions(shell: &Shell, scope: Scope<'_>) -> Vec<(Proce
 
 /// Stops bash and the call's processes where it can be told what bash does. Between fork and exec a child still has bash's
 /// own handler; and a bash that has just collected a child takes an interrupt for one that the child has handled, and goes on
-/// with its list. A moment later it is at its next step.
-async fn freeze_at_a_step(shell: &Shell, scope: Scope<'_>) -> Vec<(Process, Disposition)> {
+/// with its list. A moment later it is at its next step. One that SIGINT would not end is not let go on.
+async fn freeze_at_a_step(
+    shell: &Shell,
+    scope: Scope<'_>,
+    trapped: bool,
+) -> Result<Vec<(Process, Disposition)>, GivenUp> {
     let bash = scope.roots.bash;
     let mut waits = false;
     for _ in 0..BETWEEN_TRIES {
         let frozen = freeze_with_dispositions(shell, scope).await;
+        if trapped || processes::interrupt_disposition(bash) == Disposition::Ignored {
+            return Err(GivenUp::InterruptIsNoEnd);
+        }
         let between = match foreground(&frozen, bash) {
             Some(child) => is_copy_of(child, bash),
             // Its `wait4(2)` goes on, or has come back with a child.
             None => !waits && processes::waits_for_children(bash) == Some(true),
         };
         if !between && !has_uncollected_child(bash) {
-            return frozen;
+            return Ok(frozen);
         }
         for (process, _) in &frozen {
             send(process.identity.pid, Signal::SIGCONT);
@@ -290,7 +311,7 @@ async fn freeze_at_a_step(shell: &Shell, scope: Scope<'_>) -> Vec<(Process, Disp
         sleep(BETWEEN_WAIT).await;
         waits = comes_to_wait(bash).await;
     }
-    freeze_with_dispositions(shell, scope).await
+    Ok(freeze_with_dispositions(shell, scope).await)
 }
 
 fn has_uncollected_child(pid: i32) -> bool {

@@ -239,7 +239,7 @@ async fn no_enforcement(instance: &Instance) -> Result<()> {
         Ok(())
     })
     .await?;
-    judge("--insert")?;
+    pass_by_the_enforcer("--insert")?;
     let found = async {
         for session in [&running, &fresh] {
             // Each agent looks once a minute.
@@ -265,7 +265,7 @@ async fn no_enforcement(instance: &Instance) -> Result<()> {
         Ok(())
     }
     .await;
-    judge("--delete")?;
+    pass_by_the_enforcer("--delete")?;
     found?;
     cluster::eventually("the session's next command", async || {
         let result = running.bash("cat /workspace/mark").await?;
@@ -282,7 +282,7 @@ async fn no_enforcement(instance: &Instance) -> Result<()> {
 }
 
 /// Lets connections past the enforcer's queue (`--insert`), or into it again (`--delete`).
-fn judge(change: &str) -> Result<()> {
+fn pass_by_the_enforcer(change: &str) -> Result<()> {
     for chain in ["POLICY-POSTROUTING", "POLICY-INPUT"] {
         node::enter(&[
             "iptables", "--wait", "--table", "mangle", change, chain, "--jump", "RETURN",

@@ -11,6 +11,7 @@ use nix::sys::signal::Signal;
 
 use self::status::{Asked, report};
 pub use self::status::{Dialect, Status, find_status};
+use crate::snapshot::print_shadows;
 
 /// What tells one status line from everything else that may reach the pipe: unknown until bash reads the line.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -248,8 +249,9 @@ const NEEDED: &str = "set unset printf trap . declare compgen shopt ulimit umask
 /// exit status, or nothing, in `$CLI_MCP_X`; leaves by the script.
 fn snapshot_body(script: &str) -> String {
     format!(
-        "CLI_MCP_B=$BASHOPTS CLI_MCP_S=$SHELLOPTS; POSIXLY_CORRECT=y; \\set +euxvET; \\unset -f printf enable; \
-         \\enable {NEEDED}; \\printf \"BEGIN\\0%s\\0\" \"$CLI_MCP_X\"; \\trap -p; \\printf \"\\0\"; \\trap - DEBUG ERR RETURN EXIT; \\. {script}"
+        "CLI_MCP_B=$BASHOPTS CLI_MCP_S=$SHELLOPTS; POSIXLY_CORRECT=y; \\set +euxvET; {}\\unset -f printf enable; \
+         \\enable {NEEDED}; \\printf \"BEGIN\\0%s\\0\" \"$CLI_MCP_X\"; \\trap -p; \\printf \"\\0\"; \\trap - DEBUG ERR RETURN EXIT; \\. {script}",
+        print_shadows()
     )
 }
 

@@ -10,66 +10,87 @@ use crate::holder::Holder;
 use crate::outcome::{Restored, reset_notice};
 use crate::pipes::CallPipes;
 use crate::reaper::ExitCode;
-use crate::running::KILLED;
 use crate::shell::Shell;
 
 impl Session {
-    /// Makes holder, shell and pipes what a call needs; starts what is missing.
+    /// Makes holder, shell and pipes what a call needs; starts what is missing. Where processes that calls have left take
+    /// all room, they are ended: nobody else could, since that takes a shell.
     pub(super) async fn make_ready(&mut self) -> Result<(), String> {
-        let reason = |what: &str, error: &dyn std::fmt::Display| format!("{what}: {error}");
-        if self.shell.as_ref().is_some_and(|shell| shell.exit.code().is_some()) {
-            let code = self
-                .shell
-                .as_ref()
-                .and_then(|shell| shell.exit.code())
-                .unwrap_or(KILLED);
+        if let Some(code) = self.shell.as_ref().and_then(|shell| shell.exit.code()) {
             self.reset = Some(self.shell_ended(code, When::Idle));
         }
+        let Err(reason) = self.start_what_is_missing().await else {
+            return Ok(());
+        };
+        self.earlier.clear();
+        let ended = self.scope().clear().await;
+        if ended == 0 {
+            return Err(reason);
+        }
+        tracing::warn!(
+            ended,
+            reason,
+            "Ended all processes of the sandbox: no shell could be started beside them"
+        );
+        self.start_what_is_missing().await?;
+        let notice = "What earlier calls had left running was ended: no shell could be started beside it.";
+        self.reset = Some(match self.reset.take() {
+            Some(reset) => format!("{reset} {notice}"),
+            None => notice.to_owned(),
+        });
+        Ok(())
+    }
+
+    async fn start_what_is_missing(&mut self) -> Result<(), String> {
+        let reason = |what: &str, error: &dyn std::fmt::Display| format!("{what}: {error}");
         if !self.holder.as_ref().is_some_and(Holder::alive) {
             self.pipes = None;
             let holder = Holder::start(&self.reaper).map_err(|error| reason("descriptor holder", &error))?;
             self.holder = Some(holder);
         }
-        let Some(holder) = &self.holder else {
-            return Err("descriptor holder: none".to_owned());
-        };
         if self.shell.is_none() {
-            let mut started = match Shell::start(&self.settings.origin, holder, &self.reaper, self.state.as_ref()).await
-            {
-                Ok(shell) => shell,
-                Err(error) if self.state.is_some() => {
-                    tracing::warn!(%error, "Failed to restore the shell's state, starting a plain one");
-                    self.state = None;
-                    self.reset = Some(format!(
-                        "The shell was replaced by a fresh one; its state could not be restored ({error})."
-                    ));
-                    Shell::start(&self.settings.origin, holder, &self.reaper, None)
-                        .await
-                        .map_err(|error| reason("bash", &error))?
-                }
-                Err(error) => return Err(reason("bash", &error)),
-            };
-            if let (Some(reset), Some(state)) = (&mut self.reset, &self.state)
-                && started.directory != state.directory
-            {
-                reset.push_str(&format!(
-                    " {} is gone, the working directory is now {}.",
-                    state.directory, started.directory
-                ));
-            }
-            if self.state.is_some() {
-                started.before.stash = std::mem::take(&mut self.stash);
-            }
-            self.shell = Some(started);
-            self.alive.store(true, Ordering::Relaxed);
+            self.start_shell().await.map_err(|error| reason("bash", &error))?;
         }
         if self.pipes.is_none() {
-            self.pipes = Some(
-                CallPipes::prepare(holder)
-                    .await
-                    .map_err(|error| reason("pipes", &error))?,
-            );
+            let holder = self.holder.as_ref().ok_or("descriptor holder: none")?;
+            let pipes = CallPipes::prepare(holder).await;
+            self.pipes = Some(pipes.map_err(|error| reason("pipes", &error))?);
         }
+        Ok(())
+    }
+
+    /// Starts a shell from the state known, or from none where a shell starts only so.
+    async fn start_shell(&mut self) -> Result<(), String> {
+        let holder = self.holder.as_ref().ok_or("no descriptor holder")?;
+        let origin = &self.settings.origin;
+        let state = self.state.as_ref();
+        let mut started = match Shell::start(origin, holder, &self.reaper, state).await {
+            Ok(shell) => shell,
+            Err(error) if state.is_some() => {
+                tracing::warn!(%error, "Failed to restore the shell's state, starting a plain one");
+                let plain = Shell::start(origin, holder, &self.reaper, None).await;
+                let plain = plain.map_err(|error| error.to_string())?;
+                self.state = None;
+                self.reset = Some(format!(
+                    "The shell was replaced by a fresh one; its state could not be restored ({error})."
+                ));
+                plain
+            }
+            Err(error) => return Err(error.to_string()),
+        };
+        if let (Some(reset), Some(state)) = (&mut self.reset, &self.state)
+            && started.directory != state.directory
+        {
+            reset.push_str(&format!(
+                " {} is gone, the working directory is now {}.",
+                state.directory, started.directory
+            ));
+        }
+        if self.state.is_some() {
+            started.before.stash = std::mem::take(&mut self.stash);
+        }
+        self.shell = Some(started);
+        self.alive.store(true, Ordering::Relaxed);
         Ok(())
     }
 

@@ -3,12 +3,15 @@
 mod plain;
 mod print;
 mod restore;
+mod shadow;
 
 use std::collections::BTreeMap;
+use std::fmt::Write as _;
 
 pub use plain::{may_change_state, may_set_traps};
 pub use print::PRINT_STATE;
 pub use restore::{change_directory, startup_script};
+pub use shadow::print_shadows;
 
 use crate::script::{Hazards, KEYWORDS};
 
@@ -95,7 +98,7 @@ impl Snapshot {
     #[must_use]
     pub fn parse(output: &[u8]) -> Option<Self> {
         let text = String::from_utf8_lossy(output);
-        let (_, text) = text.rsplit_once("BEGIN\0")?;
+        let (shadows, text) = text.rsplit_once("BEGIN\0")?;
         let mut pieces = text.split('\0');
         let exit_code = pieces.next()?.parse().ok();
         let traps = pieces.next()?;
@@ -124,6 +127,7 @@ impl Snapshot {
         loop {
             let head = pieces.next()?;
             if head == "END" {
+                snapshot.add_shadows(shadows);
                 return (variables_listed && snapshot.has_all_functions()).then_some(snapshot);
             }
             let body = pieces.next()?;
@@ -144,6 +148,20 @@ impl Snapshot {
                 ("L", name) if !body.is_empty() => snapshot.limits.push((name.to_owned(), body.trim().to_owned())),
                 _ => {}
             }
+        }
+    }
+
+    /// Adds the functions that had to be taken away before all others were listed.
+    fn add_shadows(&mut self, listing: &str) {
+        for shadow in shadow::find_shadows(listing) {
+            if !shadow.attributes.is_empty() {
+                let _ = writeln!(
+                    self.function_attributes,
+                    "declare -f{} {}",
+                    shadow.attributes, shadow.name
+                );
+            }
+            self.functions.insert(shadow.name.to_owned(), shadow.text);
         }
     }
 

@@ -66,18 +66,45 @@ impl Snapshot {
                 let _ = writeln!(script, "\\set +o {option}");
             }
         }
-        for text in self.functions.values() {
-            let _ = writeln!(script, "{text}");
-        }
-        for line in self.function_attributes.lines() {
-            if !line.starts_with("declare -f ") && line.starts_with("declare -f") {
-                let _ = writeln!(script, "\\{line}");
-            }
-        }
+        self.restore_functions(&mut script);
         if let Some((_, aliases)) = self.aliases.split_once('=') {
             let _ = writeln!(script, "BASH_ALIASES={aliases}");
         }
         script
+    }
+
+    /// A function called `declare` comes after all that `declare` is needed for; in POSIX mode nothing stands in for what
+    /// gives it its own attributes.
+    fn restore_functions(&self, script: &mut String) {
+        for (_, text) in self.functions.iter().filter(|(name, _)| *name != "declare") {
+            let _ = writeln!(script, "{text}");
+        }
+        let mut of_declare = "";
+        for line in self.function_attributes.lines() {
+            match line.strip_prefix("declare -f").and_then(|rest| rest.split_once(' ')) {
+                Some(("", _)) | None => {}
+                Some((attributes, "declare")) => of_declare = attributes,
+                Some(_) => {
+                    let _ = writeln!(script, "\\{line}");
+                }
+            }
+        }
+        let Some(text) = self.functions.get("declare") else {
+            return;
+        };
+        let _ = writeln!(script, "{text}");
+        if of_declare.is_empty() {
+            return;
+        }
+        let _ = writeln!(script, "POSIXLY_CORRECT=y");
+        for (attribute, builtin) in [('x', "export"), ('r', "readonly")] {
+            if of_declare.contains(attribute) {
+                let _ = writeln!(script, "\\{builtin} -f declare");
+            }
+        }
+        if !self.options.iter().any(|option| option == "posix") {
+            let _ = writeln!(script, "\\unset -v POSIXLY_CORRECT");
+        }
     }
 
     /// Each trap by itself, without the agent's own.

@@ -308,3 +308,39 @@ fn builtins_that_are_switched_off_are_missed_by_the_user_alone() {
     assert_eq!(agent.run("exit 3").exit_code, 3);
     assert_eq!(agent.run("echo $K").stdout, "2\n");
 }
+
+#[test]
+fn functions_called_like_builtins_survive_their_shell() {
+    let agent = Agent::start();
+    let names = [
+        "printf", "enable", "shopt", "declare", "compgen", "alias", "ulimit", "umask", "local", "export", "typeset",
+    ];
+    let define: String = names
+        .iter()
+        .map(|name| format!("{name}() {{ builtin echo my {name}; }}; "))
+        .collect();
+    let prefix = "K=1; f() { echo F; }; builtin export -f f";
+    agent.out(&format!(
+        "{prefix}; {define} builtin export -f umask declare; readonly -f alias"
+    ));
+    let calls = names.join("; ");
+    let expected: String = names.iter().map(|name| format!("my {name}\n")).collect();
+    for end in [
+        "exit 3",
+        "kill -9 $$",
+        "trap 'echo D >/dev/null' DEBUG; exit 4",
+        "exit 5",
+    ] {
+        agent.run(end);
+        assert_eq!(agent.run(&calls).stdout, expected, "{end}");
+        assert_eq!(
+            agent
+                .run("echo $K; builtin declare -F; bash -c 'f; umask; declare; printf ok'")
+                .stdout,
+            "1\ndeclare -fr alias\ndeclare -f compgen\ndeclare -fx declare\ndeclare -f enable\ndeclare -f export\n\
+             declare -fx f\ndeclare -f local\ndeclare -f printf\ndeclare -f shopt\ndeclare -f typeset\n\
+             declare -f ulimit\ndeclare -fx umask\nF\nmy umask\nmy declare\nok",
+            "{end}"
+        );
+    }
+}

@@ -233,6 +233,38 @@ async fn out_of_memory_ends_a_child_and_never_the_agent() -> Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_shell_finds_room_beside_whatever_calls_have_left() -> Result<()> {
+    tokio::task::spawn_blocking(|| {
+        let pod = AgentPod::start("room", "2Gi")?;
+        let limit = pod.run("cat /sys/fs/cgroup/pids.max /sys/fs/cgroup/pids/pids.max 2>/dev/null | head -n 1")?;
+        let Ok(limit) = limit["stdout"].as_str().unwrap_or_default().trim().parse::<u32>() else {
+            // This node's kubelet lets a pod have any number of processes.
+            return Ok(());
+        };
+        pod.expect("K=1; f() { echo F$K; }; cd /usr", "")?;
+        let fill = pod.run(&format!("for ((i = 0; i < {limit}; i++)); do sleep 1000 & done"))?;
+        ensure!(
+            fill["stderr"].to_string().contains("Resource temporarily unavailable"),
+            "{fill}"
+        );
+        let end = pod.run("kill -9 $$")?;
+        ensure!(end["exit_code"] == 137, "{end}");
+        let next = pod.run("f; pwd; jobs; (true) && echo forked")?;
+        ensure!(
+            next["stdout"] == "F1\n/usr\nforked\n"
+                && next["session_reset"]
+                    .to_string()
+                    .contains("What earlier calls had left running was ended"),
+            "{next}"
+        );
+        pod.expect("f; cat /sys/fs/cgroup/pids.current /sys/fs/cgroup/pids/pids.current 2>/dev/null | { read n; ((n < 100)); echo $?; }", "F1\n0\n")?;
+        ensure!(pod.restarts_or_end()? == "Running 0");
+        Ok(())
+    })
+    .await?
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn full_disks_are_told_and_cost_no_state() -> Result<()> {
     tokio::task::spawn_blocking(|| {
         let pod = AgentPod::start("full", "128Mi")?;

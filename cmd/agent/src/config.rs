@@ -136,6 +136,10 @@ pub struct ServeArgs {
     #[arg(long, env = "SANDBOX_OUTPUT_LIMIT", default_value_t = 262_144, value_name = "BYTES",
           value_parser = clap::value_parser!(u64).range(OUTPUT_LIMITS))]
     pub output_limit: u64,
+    /// Processes that the sandbox may have, fewer where its memory limit has no room for as many (512 KiB each): with more
+    /// all commands are ended, before they fill its memory. 0: no limit. Needs the agent to be process 1, as in a pod
+    #[arg(long, env = "SANDBOX_MAX_PROCESSES", default_value_t = 1000, value_name = "COUNT")]
+    pub max_processes: usize,
     /// The workspace: home directory and first working directory of the shell
     #[arg(long, env = "HOME", default_value = "/workspace", value_name = "DIRECTORY")]
     pub home: PathBuf,
@@ -156,6 +160,8 @@ pub struct Settings {
     pub egress_targets: Option<(SocketAddr, SocketAddr)>,
     /// Bytes of a stream in a reply.
     pub output_limit: usize,
+    /// Processes that the sandbox may have; 0 for any number.
+    pub max_processes: usize,
     /// The workspace.
     pub home: PathBuf,
 }
@@ -244,6 +250,7 @@ impl ServeArgs {
             egress_check,
             egress_targets,
             output_limit: usize::try_from(self.output_limit).unwrap_or(usize::MAX),
+            max_processes: self.max_processes,
             home: self.home,
         })
     }

@@ -6,6 +6,7 @@
 
 pub mod capture;
 pub mod config;
+pub mod crowd;
 pub mod egress;
 pub mod handoff;
 pub mod holder;

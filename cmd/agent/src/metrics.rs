@@ -24,6 +24,8 @@ pub enum CallOutcome {
     TimedOut,
     /// Cancelled, or its client left.
     Cancelled,
+    /// The sandbox had too many processes.
+    Crowded,
 }
 
 impl CallOutcome {
@@ -36,6 +38,7 @@ impl CallOutcome {
             Self::ShellEnded => "shell_ended",
             Self::TimedOut => "timed_out",
             Self::Cancelled => "cancelled",
+            Self::Crowded => "too_many_processes",
         }
     }
 }

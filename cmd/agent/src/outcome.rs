@@ -76,6 +76,12 @@ pub(crate) fn result_of(
             CallOutcome::Cancelled,
             Some("cli-mcp: cancelled; the command was ended".to_owned()),
         ),
+        End::Crowded { most } => (
+            CallOutcome::Crowded,
+            Some(format!(
+                "cli-mcp: the sandbox had more than {most} processes; the command was ended, and with it all that earlier ones had left running"
+            )),
+        ),
     };
     if let Some(note) = note {
         if !stderr.text.is_empty() && !stderr.text.ends_with('\n') {

@@ -217,6 +217,27 @@ pub fn of_call<S: std::hash::BuildHasher>(
         .collect()
 }
 
+/// What has come into this pid namespace from outside, as `kubectl exec` does, and its descendants. One whose parent has gone
+/// while the table was read is none.
+#[must_use]
+pub fn entered_from_outside(table: &[Process]) -> Vec<Identity> {
+    let by_pid: HashMap<i32, &Process> = table.iter().map(|process| (process.identity.pid, process)).collect();
+    let entered = |process: &&Process| {
+        let mut current = *process;
+        for _ in 0..=table.len() {
+            if current.parent == 0 {
+                return current.identity.pid != 1;
+            }
+            match by_pid.get(&current.parent) {
+                Some(parent) => current = parent,
+                None => return false,
+            }
+        }
+        false
+    };
+    table.iter().filter(entered).map(|process| process.identity).collect()
+}
+
 /// Whether `pid` is below `ancestor`.
 #[must_use]
 pub fn descends_from(pid: i32, ancestor: i32) -> bool {
@@ -292,6 +313,16 @@ mod tests {
     #[test]
     fn processes_of_other_trees_are_left_alone() {
         assert_eq!(pids(&[row(1, 0), row(3, 1), row(20, 0), row(21, 20)], &[]), [0_i32; 0]);
+    }
+
+    #[test]
+    fn what_has_entered_from_outside_is_told_from_what_lost_its_parent() {
+        let table = [row(1, 0), row(3, 1), row(20, 0), row(21, 20), row(30, 29), row(31, 30)];
+        let pids: Vec<i32> = entered_from_outside(&table)
+            .iter()
+            .map(|identity| identity.pid)
+            .collect();
+        assert_eq!(pids, [20, 21]);
     }
 
     #[test]

@@ -53,6 +53,13 @@ impl Reaper {
         Exit(receiver)
     }
 
+    /// The children that are watched and have not ended: those that the agent itself has started.
+    #[must_use]
+    pub fn watched(&self) -> Vec<i32> {
+        let watched = self.watched.lock().unwrap_or_else(PoisonError::into_inner);
+        watched.keys().copied().collect()
+    }
+
     /// Collects every process that has ended; called after SIGCHLD.
     pub fn reap(&self) {
         while let Some((pid, code)) = sys::collect_ended() {

@@ -8,6 +8,7 @@ use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 
 use crate::capture::Capture;
+use crate::crowd::Crowd;
 use crate::pipes::{CallPipes, Input};
 use crate::reaper::ExitCode;
 use crate::script::{self, Nonce, Status};
@@ -35,6 +36,7 @@ pub(crate) enum End {
     Shell(ExitCode),
     Deadline,
     Cancelled,
+    Crowded { most: usize },
 }
 
 /// One command while it runs.
@@ -44,6 +46,7 @@ pub(crate) struct Running<'a> {
     pub(crate) nonce: &'a Nonce,
     pub(crate) deadline: Instant,
     pub(crate) cancel: &'a CancellationToken,
+    pub(crate) crowd: Option<&'a Crowd>,
 }
 
 impl Running<'_> {
@@ -61,6 +64,7 @@ impl Running<'_> {
             nonce,
             deadline,
             cancel,
+            crowd,
         } = self;
         let mut error_buffer = vec![0; 16 << 10];
         let mut asked: Option<Nonce> = None;
@@ -101,6 +105,7 @@ impl Running<'_> {
                 }
                 () = cancel.cancelled() => return End::Cancelled,
                 () = &mut timer => return End::Deadline,
+                most = halted(crowd) => return End::Crowded { most },
                 count = pipes.stdout.read(&mut buffer[..limit]), if may_read && !pipes.stdout.ended() => {
                     stdout.push(&buffer[..count]);
                     sink.push(OutputStream::Stdout, &buffer[..count]);
@@ -136,6 +141,15 @@ impl Running<'_> {
             }
         }
     }
+}
+
+/// Waits until there are too many processes, and says how many are let be.
+async fn halted(crowd: Option<&Crowd>) -> usize {
+    let Some(crowd) = crowd else {
+        return std::future::pending().await;
+    };
+    crowd.halted().await;
+    crowd.most()
 }
 
 /// A status that was got from a broken wrapper: its lines have switched aliases off, and what broke it is not known.

@@ -19,6 +19,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::config::Settings;
+use crate::crowd::Crowd;
 use crate::egress::{self, Egress, EgressTargets};
 use crate::handoff::OWN_VARIABLES;
 use crate::http::Endpoints;
@@ -37,6 +38,9 @@ const MAX_CONNECTIONS: usize = 512;
 const DRAIN: Duration = Duration::from_secs(5);
 /// How long the last call and its processes may take to end.
 const SESSION_END: Duration = Duration::from_secs(5);
+
+/// One turn of the agent's on the processor: the least that the kernel grants.
+const TURN: Duration = Duration::from_micros(100);
 
 /// Variables of bash that would make it act on its own, or ask; and those of the agent.
 const NOT_PASSED_ON: [&str; 10] = [
@@ -133,6 +137,10 @@ fn harden() {
             tracing::warn!(what, %error, "Failed to set a process attribute");
         }
     }
+    // Among hundreds of processes that want to run, the one that bounds their number must not come last.
+    if let Err(error) = sys::ask_for_short_turns(TURN) {
+        tracing::debug!(%error, "Short turns on the processor are not to be had");
+    }
     // Only with the right to: without it the agent keeps the pod's score, and its children get a higher one.
     let _ = std::fs::write("/proc/self/oom_score_adj", "-999");
 }
@@ -165,8 +173,13 @@ async fn run(settings: Settings, origin: Origin) -> anyhow::Result<()> {
         metrics.clone(),
         shell_alive.clone(),
     );
+    let crowd = Crowd::new(settings.max_processes);
+    if let Some(crowd) = crowd.clone() {
+        tokio::spawn(crowd.watch(reaper.clone()));
+    }
     let session_settings = SessionSettings {
         origin,
+        crowd,
         output_limit: settings.output_limit,
         workspace: settings.home.clone(),
     };

@@ -5,6 +5,7 @@ use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
 use nix::libc;
 use nix::sys::socket::{ControlMessageOwned, MsgFlags, recvmsg};
@@ -168,6 +169,41 @@ pub fn raise_descriptor_limit() {
             libc::setrlimit64(libc::RLIMIT_NOFILE, &raw const limit);
         }
     }
+}
+
+/// What `sched_setattr(2)` takes, in its first version.
+#[repr(C)]
+#[derive(Default)]
+struct SchedulingAttributes {
+    size: u32,
+    policy: u32,
+    flags: u64,
+    nice: i32,
+    priority: u32,
+    runtime: u64,
+    deadline: u64,
+    period: u64,
+}
+
+/// Asks for short turns on the processor, for this process and none of its children: since Linux 6.12 who asks for less at
+/// once gets it sooner, without more in sum. Elsewhere it changes nothing.
+///
+/// # Errors
+///
+/// Those of `sched_setattr(2)`.
+pub fn ask_for_short_turns(turn: Duration) -> io::Result<()> {
+    const RESET_ON_FORK: u64 = 1;
+    let attributes = SchedulingAttributes {
+        size: u32::try_from(size_of::<SchedulingAttributes>()).unwrap_or(0),
+        flags: RESET_ON_FORK,
+        runtime: u64::try_from(turn.as_nanos()).unwrap_or(u64::MAX),
+        ..SchedulingAttributes::default()
+    };
+    // SAFETY: the kernel reads `size` bytes of a structure that has as many.
+    if unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const attributes, 0) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
 }
 
 /// Makes the allocator give big buffers back at once, and grow small: a call's output is not kept as free memory.

@@ -55,7 +55,7 @@ impl Session {
                 self.shell = Some(shell);
             }
             End::Shell(_) => self.shell = Some(shell),
-            End::Deadline | End::Cancelled => {
+            End::Deadline | End::Cancelled | End::Crowded { .. } => {
                 let state = self.state.as_ref();
                 let trapped = may_set_traps(command)
                     || state.is_some_and(|state| state.traps_interrupt() || state.may_set_traps());

@@ -18,6 +18,7 @@ use tokio_util::sync::CancellationToken;
 use self::ending::left_unclosed_substitution;
 use self::replace::When;
 use crate::capture::Capture;
+use crate::crowd::Crowd;
 use crate::holder::{Holder, Slot};
 use crate::metrics::Metrics;
 use crate::outcome::{Finished, result_of};
@@ -25,7 +26,7 @@ use crate::pipes::CallPipes;
 use crate::processes::{Identity, Roots};
 use crate::queue::{Job, Queue, Refusal};
 use crate::reaper::{ExitCode, Reaper};
-use crate::running::{End, Running, collect};
+use crate::running::{End, KILLED, Running, collect};
 use crate::script::{self, CallPaths, Nonce, Stash};
 use crate::shell::{Origin, Shell};
 use crate::sink::Sink;
@@ -49,6 +50,8 @@ pub struct SessionSettings {
     pub output_limit: usize,
     /// Where the full text of longer outputs goes.
     pub workspace: PathBuf,
+    /// What bounds the number of processes.
+    pub crowd: Option<Crowd>,
 }
 
 /// Owner of the shell.
@@ -237,6 +240,9 @@ impl Session {
         cancel: &CancellationToken,
         sink: &mut Sink,
     ) -> Result<(Finished, Option<String>), String> {
+        if self.settings.crowd.as_ref().is_some_and(Crowd::take_halted) {
+            self.note_crowd();
+        }
         for attempt in 0..ATTEMPTS {
             self.make_ready().await?;
             match self.run_command(command, seconds, cancel, sink).await? {
@@ -326,15 +332,28 @@ impl Session {
             nonce: &nonce,
             deadline,
             cancel,
+            crowd: self.settings.crowd.as_ref(),
         };
+        if let Some(crowd) = &self.settings.crowd {
+            crowd.call_begins();
+        }
         let end = running.watch(&mut self.buffer, &mut stdout, &mut stderr, sink).await;
         let exit_code = match &end {
             End::Status(status) => status.code,
             End::Shell(code) => *code,
             End::Deadline => TIMED_OUT,
             End::Cancelled => CANCELLED,
+            End::Crowded { .. } => KILLED,
         };
-        if !self.take_back(shell, &pipes, &end, exit_code, command).await {
+        let was_read = self.take_back(shell, &pipes, &end, exit_code, command).await;
+        if self.settings.crowd.as_ref().is_some_and(Crowd::call_ended) {
+            self.earlier.clear();
+            self.scope().clear().await;
+            if !matches!(end, End::Crowded { .. }) {
+                self.note_crowd();
+            }
+        }
+        if !was_read {
             return Ok(Ran::Unread);
         }
         let duration = started.elapsed();

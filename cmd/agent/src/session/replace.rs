@@ -33,12 +33,23 @@ impl Session {
             "Ended all processes of the sandbox: no shell could be started beside them"
         );
         self.start_what_is_missing().await?;
-        let notice = "What earlier calls had left running was ended: no shell could be started beside it.";
+        self.note_end_of_jobs("no shell could be started beside it");
+        Ok(())
+    }
+
+    /// The next result says that there were too many processes.
+    pub(super) fn note_crowd(&mut self) {
+        if let Some(crowd) = &self.settings.crowd {
+            self.note_end_of_jobs(&format!("the sandbox had more than {} processes", crowd.most()));
+        }
+    }
+
+    fn note_end_of_jobs(&mut self, reason: &str) {
+        let notice = format!("What earlier calls had left running was ended: {reason}.");
         self.reset = Some(match self.reset.take() {
             Some(reset) => format!("{reset} {notice}"),
-            None => notice.to_owned(),
+            None => notice,
         });
-        Ok(())
     }
 
     async fn start_what_is_missing(&mut self) -> Result<(), String> {

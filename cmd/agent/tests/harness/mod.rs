@@ -23,7 +23,20 @@ pub(crate) const GENEROUS: Duration = Duration::from_secs(90);
 pub(crate) struct Setup {
     environment: Vec<(String, String)>,
     home: Option<std::path::PathBuf>,
+    /// What starts the program, and its arguments.
+    starter: &'static [&'static str],
 }
+
+/// Starts a program as process 1, as a container runtime does.
+const AS_PROCESS_1: &[&str] = &[
+    "unshare",
+    "--user",
+    "--map-root-user",
+    "--pid",
+    "--fork",
+    "--kill-child",
+    "--mount-proc",
+];
 
 /// A running agent; ended when dropped.
 pub(crate) struct Agent {
@@ -31,6 +44,7 @@ pub(crate) struct Agent {
     pub(crate) address: SocketAddr,
     pub(crate) home: tempfile::TempDir,
     connection: std::cell::RefCell<Option<BufReader<TcpStream>>>,
+    is_process_1: bool,
 }
 
 /// An HTTP answer.
@@ -62,6 +76,7 @@ impl Setup {
         Self {
             environment: vec![("SANDBOX_AUTH_TOKEN".into(), TOKEN.into())],
             home: None,
+            starter: &[],
         }
     }
 
@@ -69,6 +84,7 @@ impl Setup {
         Self {
             environment: Vec::new(),
             home: None,
+            starter: &[],
         }
     }
 
@@ -80,6 +96,20 @@ impl Setup {
     pub(crate) fn home(mut self, home: &Path) -> Self {
         self.home = Some(home.to_owned());
         self
+    }
+
+    /// Makes the agent process 1 of a pid namespace. None, said aloud, where this machine lets nobody make one.
+    pub(crate) fn as_process_1(mut self) -> Option<Self> {
+        let [program, arguments @ ..] = AS_PROCESS_1 else {
+            return None;
+        };
+        let tried = Command::new(program).args(arguments).arg("true").output();
+        if !tried.as_ref().is_ok_and(|output| output.status.success()) {
+            eprintln!("SKIPPED: no pid namespace can be made here: {tried:?}");
+            return None;
+        }
+        self.starter = AS_PROCESS_1;
+        Some(self)
     }
 
     pub(crate) fn start(self) -> Agent {
@@ -95,7 +125,9 @@ impl Setup {
         let home = tempfile::tempdir().unwrap();
         let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
         let address = SocketAddr::from(([127, 0, 0, 1], port));
-        let child = Command::new(env!("CARGO_BIN_EXE_agent"))
+        let program = [self.starter, &[env!("CARGO_BIN_EXE_agent")]].concat();
+        let child = Command::new(program[0])
+            .args(&program[1..])
             .env_clear()
             .env("PATH", path())
             .env("HOME", self.home.as_deref().unwrap_or(home.path()))
@@ -112,6 +144,7 @@ impl Setup {
             address,
             home,
             connection: Default::default(),
+            is_process_1: !self.starter.is_empty(),
         };
         let mut output = agent.child.stdout.take().unwrap();
         std::thread::spawn(move || std::io::copy(&mut output, &mut std::io::sink()));
@@ -280,7 +313,8 @@ impl Agent {
     }
 
     pub(crate) fn terminate(&self) {
-        signal(self.pid(), "TERM");
+        // What makes a namespace goes by no other signal, and takes the agent with it.
+        signal(self.pid(), if self.is_process_1 { "KILL" } else { "TERM" });
     }
 
     pub(crate) fn wait(&mut self) -> std::process::ExitStatus {
@@ -359,7 +393,7 @@ pub(crate) fn signal(pid: i32, name: &str) {
 }
 
 /// Waits until something is so.
-fn until(what: &str, mut holds: impl FnMut() -> bool) {
+pub(crate) fn until(what: &str, mut holds: impl FnMut() -> bool) {
     let deadline = Instant::now() + GENEROUS;
     while !holds() {
         assert!(Instant::now() < deadline, "it did not come to be: {what}");

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 
-use crate::harness::{Agent, GENEROUS, installed, receive};
+use crate::harness::{Agent, GENEROUS, Setup, installed, receive, until};
 
 #[test]
 fn case_065_background_jobs_do_not_hold_a_call() {
@@ -299,4 +299,40 @@ fn no_trap_that_a_call_sets_by_other_means_runs_its_list_on() {
         assert_eq!(agent.run("ls ~/after 2>/dev/null").stdout, "", "{setting}");
         assert_eq!(agent.run("echo $T").stdout, "trap 'echo caught' INT\n", "{setting}");
     }
+}
+
+#[test]
+fn too_many_processes_are_ended_before_they_fill_the_sandbox() {
+    let Some(setup) = Setup::new().as_process_1() else {
+        return;
+    };
+    let agent = setup.env("SANDBOX_MAX_PROCESSES", "150").start();
+    // No fork bomb, which nothing here would hold, but as hard to catch: each goes on while others are looked at.
+    agent.out("K=1; cd /usr; grow() { while :; do setsid sleep 1000 & sleep 0.02; done; }");
+    let grow = "for i in {1..8}; do grow & done";
+    // In a call.
+    let result = agent.run_for(80, &format!("sleep 1000 & {grow}; sleep 1000; touch ~/after"));
+    assert!(!result.timed_out, "{result:?}");
+    assert_eq!(result.exit_code, 137, "{result:?}");
+    assert!(
+        result.stderr.ends_with(
+            "cli-mcp: the sandbox had more than 150 processes; the command was ended, and with it all that earlier ones had left running\n"
+        ),
+        "{}",
+        result.stderr
+    );
+    let few = "set -- /proc/[0-9]*; echo $(($# < 10)) $K $PWD";
+    agent.until(few, "1 1 /usr\n");
+    assert!(!agent.home.path().join("after").exists());
+    // Between two calls.
+    assert_eq!(agent.run(grow).exit_code, 0);
+    until("they are ended", || {
+        let result = agent.run(few);
+        let told = result.stderr + &result.session_reset.unwrap_or_default();
+        told.contains("the sandbox had more than 150 processes")
+    });
+    agent.until(few, "1 1 /usr\n");
+    // As many as may be are let be.
+    let result = agent.run("for i in {1..100}; do sleep 0.5 & done; wait; echo all");
+    assert_eq!((result.stdout.as_str(), result.session_reset), ("all\n", None));
 }

@@ -1,5 +1,8 @@
 //! From a session to its sandbox (contract, section 7): the one that is there, else a claim from the pool, else a new
-//! pod. Two replicas that get a new session at once end with one sandbox; how is told at `Allocator::settle`.
+//! pod. Two replicas that get a new session at once end with one sandbox; how is told in [`settling`].
+
+mod candidates;
+mod settling;
 
 use std::collections::HashMap;
 use std::num::NonZeroU32;
@@ -11,6 +14,7 @@ use jiff::Timestamp;
 use tokio::time::Instant;
 use tracing::{Instrument, info_span};
 
+use self::candidates::{Candidates, Held};
 use crate::agent::AgentClient;
 use crate::cluster::{Cluster, ClusterError};
 use crate::failure::Failure;
@@ -23,8 +27,8 @@ use crate::watch::Gate;
 /// How long a call waits for the store's first LIST after the server's start.
 const FIRST_LIST: Duration = Duration::from_secs(10);
 
-/// How long a sandbox that another replica took for the session may stay undecided. A decision takes two requests to the
-/// API server; after this the replica must have died in between.
+/// How long a sandbox that another replica took for the session may stay undecided. A decision takes an event of the watch,
+/// or half a second and a LIST; after this the replica must have died in between.
 const OTHER_DECIDES: Duration = Duration::from_secs(3);
 
 /// A pod that should be gone for so long is on a lost node: nothing will confirm its end, so it is deleted by force.
@@ -32,6 +36,9 @@ const LOST_NODE: Duration = Duration::from_secs(30);
 
 /// How often the whole search is begun anew before the caller is told to try again.
 const ATTEMPTS: u32 = 16;
+
+/// How many claims a search may lose to other servers before it makes a pod of its own, which nobody can take from it.
+const LOST_CLAIMS: u32 = 8;
 
 /// A session's sandbox, found or made.
 #[derive(Clone, Debug)]
@@ -60,6 +67,7 @@ pub struct Allocator {
     gate: Option<Gate>,
     max_sessions: Option<NonZeroU32>,
     telemetry: Telemetry,
+    candidates: Candidates,
     /// One search a session at a time; who waits finds the result in the store.
     searching: Mutex<HashMap<SessionId, Weak<tokio::sync::Mutex<()>>>>,
     /// Sessions that are about to get a pod and are not in the store yet.
@@ -78,6 +86,7 @@ impl Allocator {
         max_sessions: Option<NonZeroU32>,
         telemetry: Telemetry,
     ) -> Self {
+        let candidates = Candidates::new(cache.clone(), cluster.spec_hash().to_owned());
         Self {
             cluster,
             cache,
@@ -86,6 +95,7 @@ impl Allocator {
             gate,
             max_sessions,
             telemetry,
+            candidates,
             searching: Mutex::default(),
             reserved: Mutex::default(),
         }
@@ -122,21 +132,16 @@ impl Allocator {
                 break;
             }
             self.check_gate().await?;
-            let candidates = if use_pool {
-                self.cache
-                    .read(|store| store.claimable(session, self.cluster.spec_hash()))
-            } else {
-                Vec::new()
-            };
+            let candidate = use_pool.then(|| self.candidates.hold(session)).flatten();
             if let Some(loss) = self
-                .clear_away(session, candidates.is_empty().then_some(deadline))
+                .clear_away(session, candidate.is_none().then_some(deadline))
                 .await?
             {
                 self.cache.write(|store| store.record_loss(session, loss));
             }
             let _room = self.reserve()?;
             let replaces = self.cache.read(|store| store.loss(session));
-            match self.make(session, candidates, replaces.as_deref()).await? {
+            match self.make(session, candidate, replaces.as_deref()).await? {
                 Made::Sandbox(sandbox) => return Ok(Allocated { sandbox, fresh: true }),
                 Made::GaveUp => {
                     use_pool = false;
@@ -302,32 +307,39 @@ impl Allocator {
     async fn make(
         &self,
         session: &SessionId,
-        candidates: Vec<Arc<Sandbox>>,
+        mut candidate: Option<Held<'_>>,
         replaces: Option<&str>,
     ) -> Result<Made, Failure> {
-        for candidate in candidates {
+        let mut lost = 0;
+        while let Some(held) = candidate {
             let started = Instant::now();
             match self
                 .cluster
-                .claim(&candidate, session, replaces)
-                .instrument(info_span!("claim", pod = %candidate.name))
+                .claim(held.sandbox(), session, replaces)
+                .instrument(info_span!("claim", pod = %held.sandbox().name))
                 .await
             {
                 Ok(claimed) => {
+                    drop(held);
                     self.telemetry.stage(Stage::Claim, started.elapsed());
                     self.telemetry.claim(Claim::Pool);
                     return self.settle(claimed, session).await;
                 }
                 Err(ClusterError::Conflict | ClusterError::NotFound) => {
                     self.telemetry.claim(Claim::Lost);
-                    // The one who was faster may have had the same session, and the watch not have told yet.
-                    self.cluster.list(session).await?;
+                    // The one who was faster may have had the same session, and the watch not have told yet; or only the
+                    // pod's status changed, and it is still to be had.
+                    let looked_up = self.cluster.look_up(&held.sandbox().name).await;
+                    held.outdated();
+                    looked_up?;
                     if self.known(session).is_some() {
                         return Ok(Made::Raced);
                     }
                 }
                 Err(error) => return Err(error.into()),
             }
+            lost += 1;
+            candidate = (lost < LOST_CLAIMS).then(|| self.candidates.hold(session)).flatten();
         }
         let started = Instant::now();
         let create = self.cluster.create(session, replaces).instrument(info_span!("create"));
@@ -338,52 +350,12 @@ impl Allocator {
                 self.settle(created, session).await
             }
             Err(ClusterError::Conflict) => {
-                // Another replica's pod, or one that is going: the watch or this LIST tells.
-                self.cluster.list(session).await?;
+                // Another replica's pod, or one that is going: the watch or this tells.
+                self.cluster.look_up(&self.cluster.pod_name(session)).await?;
                 Ok(Made::Raced)
             }
             Err(error) => Err(error.into()),
         }
-    }
-
-    /// Decides between replicas that took different sandboxes for one session at once.
-    ///
-    /// Each first writes (claim or create) and then reads all of the session's sandboxes from the API server, so of two
-    /// replicas at least the later one sees both. Who sees another's sandbox gives up its own; nobody uses a sandbox
-    /// before this. When both see both, both give up, and then leave the pool alone: the next attempt of both creates the
-    /// one pod whose name follows from the session, which only one create can win. No command has been sent by then.
-    async fn settle(&self, mine: Sandbox, session: &SessionId) -> Result<Made, Failure> {
-        let all = self.cluster.list(session).await?;
-        let other = all.iter().find(|sandbox| sandbox.uid != mine.uid && sandbox.usable());
-        match other {
-            None => {
-                if mine.claimed {
-                    self.assign_claimed(&mine, session).await?;
-                }
-                Ok(Made::Sandbox(Arc::new(mine)))
-            }
-            Some(other) => {
-                tracing::info!(mine = %mine.name, other = %other.name, %session, "Gave up a sandbox: another server took one at the same time");
-                self.telemetry.claim(Claim::GivenUp);
-                self.cluster.end(&mine, "superseded").await?;
-                Ok(Made::GaveUp)
-            }
-        }
-    }
-
-    async fn assign_claimed(&self, mine: &Sandbox, session: &SessionId) -> Result<(), Failure> {
-        let assign = self
-            .assign(mine, session)
-            .instrument(info_span!("assign", otel.kind = "client", pod = %mine.name));
-        let Err(error) = assign.await else {
-            return Ok(());
-        };
-        // A pool pod that does not take its session is of no use to anyone.
-        tracing::warn!(pod = %mine.name, %error, "A sandbox of the pool could not be assigned and is deleted");
-        self.cluster.end(mine, "unassignable").await?;
-        Err(Failure::NotReady(format!(
-            "the sandbox that was taken from the pool did not answer ({error})"
-        )))
     }
 }
 

@@ -11,8 +11,8 @@ use cli_mcp_sandbox::token::HmacKey;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
-use kube::Api;
-use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams, Preconditions};
+use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams, Preconditions, VersionMatch};
+use kube::{Api, ResourceExt};
 use serde_json::json;
 
 use crate::session::SessionId;
@@ -190,12 +190,45 @@ impl Cluster {
     ///
     /// When the API server does not answer.
     pub async fn list(&self, session: &SessionId) -> Result<Vec<Sandbox>, ClusterError> {
+        self.list_as(session, ListParams::default()).await
+    }
+
+    /// The session's sandboxes as they were when this one was written, or later. The API server has that at hand; for the
+    /// state of now it would have to ask etcd first how far it is behind, up to 100 ms
+    /// (<https://kubernetes.io/docs/reference/using-api/api-concepts/#semantics-for-get-and-list>).
+    ///
+    /// # Errors
+    ///
+    /// When the API server does not answer.
+    pub async fn list_since(&self, session: &SessionId, written: &Sandbox) -> Result<Vec<Sandbox>, ClusterError> {
+        let since = ListParams::default()
+            .at(&written.resource_version)
+            .matching(VersionMatch::NotOlderThan);
+        self.list_as(session, since).await
+    }
+
+    async fn list_as(&self, session: &SessionId, params: ListParams) -> Result<Vec<Sandbox>, ClusterError> {
         let selector = format!("{},{}={session}", self.selector(), labels::SESSION_ID);
-        let list = bounded(self.pods.list(&ListParams::default().labels(&selector))).await?;
+        let list = bounded(self.pods.list(&params.labels(&selector))).await?;
         for pod in &list.items {
             self.cache.observe(pod);
         }
         Ok(list.items.iter().filter_map(Sandbox::from_pod).collect())
+    }
+
+    /// Looks up one pod of the instance, for the store: a GET tells the state of now without the wait of a LIST.
+    ///
+    /// # Errors
+    ///
+    /// When the API server does not answer; a pod that is gone is no error.
+    pub async fn look_up(&self, name: &str) -> Result<(), ClusterError> {
+        let ours = labels::selector(&self.template.instance, Component::Sandbox);
+        if let Some(pod) = bounded(self.pods.get_opt(name)).await?
+            && ours.iter().all(|(label, value)| pod.labels().get(label) == Some(value))
+        {
+            self.cache.observe(&pod);
+        }
+        Ok(())
     }
 
     /// Whether the server can do its work: it asks for one pod of its namespace.

@@ -2,7 +2,10 @@
 //! so that no call needs a LIST. Sharing and waiting are [`cache`]'s.
 
 pub mod cache;
+#[cfg(test)]
+pub(crate) mod fixtures;
 mod losses;
+mod preference;
 mod sandbox;
 
 use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
@@ -10,9 +13,9 @@ use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::Pod;
 use kube::runtime::watcher::Event;
-use sha2::{Digest, Sha256};
 
 use self::losses::Losses;
+use self::preference::preference;
 pub use self::sandbox::{ENDED_ANNOTATION, Phase, REPLACES_ANNOTATION, Sandbox};
 use crate::session::SessionId;
 
@@ -29,6 +32,8 @@ pub struct SandboxStore {
     deleted: VecDeque<String>,
     relist: Option<Relist>,
     synced: bool,
+    /// The latest version that the watch brought; answers to writes do not count, as they tell of one pod alone.
+    watched: Option<u128>,
 }
 
 /// A LIST in progress: what it brought so far, and which pods were first heard of in an answer to a write meanwhile.
@@ -45,15 +50,25 @@ impl SandboxStore {
         self.synced
     }
 
+    /// Whether everything that was written before this state of a sandbox is in the store: a watch brings the changes of
+    /// all pods in the order of their versions, and a LIST all of them up to its own.
+    #[must_use]
+    pub fn is_up_to(&self, sandbox: &Sandbox) -> bool {
+        let versions = sandbox.version().zip(self.watched);
+        versions.is_some_and(|(written, watched)| written <= watched)
+    }
+
     /// Applies what the watch says.
     pub fn apply(&mut self, event: &Event<Pod>) {
         match event {
             Event::Apply(pod) => {
+                self.reached(pod);
                 if let Some(sandbox) = Sandbox::from_pod(pod) {
                     self.put(sandbox);
                 }
             }
             Event::Delete(pod) => {
+                self.reached(pod);
                 if let (Some(name), Some(uid)) = (&pod.metadata.name, &pod.metadata.uid) {
                     // The last state of the pod tells why it went; the entry may be older.
                     if let Some(last) = Sandbox::from_pod(pod) {
@@ -121,13 +136,7 @@ impl SandboxStore {
             .filter(|sandbox| sandbox.usable() && sandbox.ready && sandbox.spec_hash.as_deref() == Some(spec_hash))
             .cloned()
             .collect();
-        found.sort_by_cached_key(|sandbox| {
-            Sha256::new()
-                .chain_update(session.as_str())
-                .chain_update([0])
-                .chain_update(&sandbox.name)
-                .finalize()
-        });
+        found.sort_by_cached_key(|sandbox| preference(session, &sandbox.name));
         found
     }
 
@@ -181,6 +190,11 @@ impl SandboxStore {
     /// Forgets why the session's earlier sandbox is gone.
     pub fn forget_loss(&mut self, session: &SessionId) {
         self.losses.take(session);
+    }
+
+    fn reached(&mut self, pod: &Pod) {
+        let version = pod.metadata.resource_version.as_deref();
+        self.watched = self.watched.max(version.and_then(|version| version.parse().ok()));
     }
 
     fn put(&mut self, mut sandbox: Sandbox) {
@@ -270,6 +284,8 @@ impl SandboxStore {
             }
             self.remove(&name);
         }
+        // Not the later of this and what was: a store of the API server that was restored counts anew.
+        self.watched = relist.listed.values().filter_map(|sandbox| sandbox.version()).max();
         for sandbox in relist.listed.into_values() {
             self.put(Arc::unwrap_or_clone(sandbox));
         }

@@ -1,4 +1,4 @@
-//! The development cluster as kubectl, the API, the audit log and the node show it.
+//! The development cluster as kubectl, the API and the node show it.
 
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -7,9 +7,8 @@ use anyhow::{Context, Result, bail, ensure};
 use k8s_openapi::api::core::v1::Pod;
 use kube::Api;
 use kube::api::ListParams;
-use serde_json::Value;
 
-use crate::{INSTANCE, NAMESPACE};
+use crate::INSTANCE;
 
 const PATIENCE: Duration = Duration::from_secs(240);
 
@@ -88,35 +87,6 @@ pub(crate) async fn answers(pods: &Api<Pod>, name: &str) -> Result<()> {
         tokio::time::sleep(Duration::from_millis(2)).await;
     }
     Ok(())
-}
-
-/// Requests of the server's ServiceAccount that ended since the log had this length, but for reviews of tokens and the
-/// kubelet's probe of `/health`; and those of them that are no patch.
-pub(crate) fn audited(log: &str, since: u64) -> Result<(usize, usize)> {
-    use std::io::{BufRead, Seek};
-    let mut file = std::fs::File::open(log)?;
-    file.seek(std::io::SeekFrom::Start(since))?;
-    let user = format!("system:serviceaccount:{NAMESPACE}:cli-mcp-{INSTANCE}");
-    let (mut all, mut others) = (0, 0);
-    for line in std::io::BufReader::new(file).lines() {
-        let Ok(entry) = serde_json::from_str::<Value>(&line?) else {
-            continue;
-        };
-        let uri = entry["requestURI"].as_str().unwrap_or_default();
-        let review = uri.contains("reviews");
-        let probe = uri.contains("limit=1&") || uri.ends_with("limit=1");
-        if entry["user"]["username"] != user.as_str()
-            || entry["stage"] != "ResponseComplete"
-            || review
-            || probe
-            || entry["verb"] == "watch"
-        {
-            continue;
-        }
-        all += 1;
-        others += usize::from(entry["verb"] != "patch");
-    }
-    Ok((all, others))
 }
 
 /// Resident memory of the server, in MiB.

@@ -122,16 +122,18 @@ impl Sandbox {
         }
     }
 
-    /// Whether this state is later than the other's. Versions are compared as numbers
-    /// (<https://kubernetes.io/docs/reference/using-api/api-concepts/#resource-versions>); what is no number is taken as
-    /// older, so that the watch always wins.
+    /// The pod's resourceVersion as a number, so that it can be compared
+    /// (<https://kubernetes.io/docs/reference/using-api/api-concepts/#resource-versions>).
+    #[must_use]
+    pub fn version(&self) -> Option<u128> {
+        self.resource_version.parse().ok()
+    }
+
+    /// Whether this state is later than the other's. What is no number is taken as older, so that the watch always wins.
     #[must_use]
     pub fn newer_than(&self, other: &Self) -> bool {
-        match (
-            self.resource_version.parse::<u128>(),
-            other.resource_version.parse::<u128>(),
-        ) {
-            (Ok(mine), Ok(theirs)) => mine > theirs,
+        match (self.version(), other.version()) {
+            (Some(mine), Some(theirs)) => mine > theirs,
             _ => false,
         }
     }

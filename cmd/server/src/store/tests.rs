@@ -4,44 +4,13 @@ use std::collections::BTreeMap;
 
 use cli_mcp_api::labels;
 use cli_mcp_sandbox::pod::CONTAINER;
-use k8s_openapi::api::core::v1::{PodCondition, PodStatus};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
+use k8s_openapi::api::core::v1::PodStatus;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use proptest::prelude::*;
 use serde_json::json;
 
+use super::fixtures::{pod, session};
 use super::*;
-
-fn pod(name: &str, uid: &str, version: u64, session: Option<&str>) -> Pod {
-    let mut labels = BTreeMap::from([(labels::INSTANCE.to_owned(), "demo".to_owned())]);
-    if let Some(session) = session {
-        labels.insert(labels::SESSION_ID.to_owned(), session.to_owned());
-    }
-    Pod {
-        metadata: ObjectMeta {
-            name: Some(name.into()),
-            uid: Some(uid.into()),
-            resource_version: Some(version.to_string()),
-            labels: Some(labels),
-            annotations: Some(BTreeMap::from([(labels::SPEC_HASH.to_owned(), "h".to_owned())])),
-            ..ObjectMeta::default()
-        },
-        status: Some(PodStatus {
-            phase: Some("Running".into()),
-            pod_ip: Some("10.0.0.1".into()),
-            conditions: Some(vec![PodCondition {
-                type_: "Ready".into(),
-                status: "True".into(),
-                ..PodCondition::default()
-            }]),
-            ..PodStatus::default()
-        }),
-        ..Pod::default()
-    }
-}
-
-fn session(id: &str) -> SessionId {
-    id.parse().unwrap()
-}
 
 #[test]
 fn an_answer_that_is_newer_than_the_watch_stays() {
@@ -51,6 +20,27 @@ fn an_answer_that_is_newer_than_the_watch_stays() {
     store.apply(&Event::Apply(pod("p", "u", 7, None)));
     assert_eq!(store.of_session(&session("s1")).len(), 1);
     assert!(store.claimable(&session("s2"), "h").is_empty());
+}
+
+#[test]
+fn only_the_watch_tells_up_to_where_the_store_is() {
+    let mine = Sandbox::from_pod(&pod("mine", "m", 8, Some("s1"))).unwrap();
+    let mut store = SandboxStore::default();
+    store.observe(&pod("mine", "m", 8, Some("s1")));
+    assert!(!store.is_up_to(&mine), "an answer tells of one pod alone");
+    store.apply(&Event::Apply(pod("other", "o", 7, None)));
+    assert!(!store.is_up_to(&mine));
+    store.apply(&Event::Delete(pod("other", "o", 9, None)));
+    assert!(store.is_up_to(&mine), "events come in their order");
+
+    store.apply(&Event::Init);
+    store.apply(&Event::InitApply(pod("mine", "m", 3, None)));
+    assert!(store.is_up_to(&mine), "until a LIST is whole");
+    store.apply(&Event::InitDone);
+    assert!(!store.is_up_to(&mine), "versions begin anew after a restore");
+    let mut odd = mine.clone();
+    odd.resource_version = "none".to_owned();
+    assert!(!store.is_up_to(&odd) && !SandboxStore::default().is_up_to(&odd));
 }
 
 #[test]
@@ -258,8 +248,8 @@ struct Model {
 }
 
 impl Model {
-    /// What holds at every moment, however far the watch is behind: no pod goes back to an earlier version, and none that
-    /// lives is forgotten.
+    /// What holds at every moment, however far the watch is behind: no pod goes back to an earlier version, none that
+    /// lives is forgotten, and up to where the store says that it is nothing is missing.
     fn check(&mut self) -> Result<(), TestCaseError> {
         for sandbox in self.store.by_name.values() {
             let version: u64 = sandbox.resource_version.parse().unwrap();
@@ -271,6 +261,13 @@ impl Model {
         for pod in self.pods.values() {
             let uid = pod.metadata.uid.as_ref().unwrap();
             prop_assert!(held.contains(uid) || !self.seen.contains_key(uid), "{uid} is forgotten");
+            let written = Sandbox::from_pod(pod).unwrap();
+            if self.store.is_up_to(&written) {
+                let known = self.store.get(&written.name);
+                prop_assert!(
+                    known.is_some_and(|known| known.uid == written.uid && known.version() >= written.version())
+                );
+            }
         }
         Ok(())
     }

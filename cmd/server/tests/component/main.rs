@@ -9,6 +9,7 @@
 
 mod access;
 mod calls;
+mod claims;
 mod clients;
 mod gate;
 mod hostile;

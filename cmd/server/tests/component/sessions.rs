@@ -7,41 +7,8 @@ use http::StatusCode;
 use serde_json::json;
 
 use crate::support::api::{Cluster, Kubelet};
-use crate::support::server::{KEY, LOCAL, Server, bash, begin, eventually, http, refusal, structured};
-
-fn fill_pool(cluster: &Cluster, spec_hash: &str, size: usize) {
-    let key = HmacKey::new(&KEY).unwrap();
-    for n in 0..size {
-        let name = format!("cli-mcp-demo-pool-{n}");
-        cluster.add_pool_pod(&name, spec_hash, &key.assign_token(&name).digest().to_hex());
-    }
-}
-
-/// The hash of what the servers of this file build: taken from a pod that one built.
-async fn spec_hash(cluster: &Cluster, server: &Server) -> String {
-    let client = server.client("probe").await;
-    bash(&client, "echo").await;
-    let hash = cluster.pods_of("probe")[0]["metadata"]["annotations"]["cli-mcp.redhat.com/spec-hash"]
-        .as_str()
-        .unwrap()
-        .to_owned();
-    let deleted = http()
-        .delete(format!("{}/sessions/probe", server.base))
-        .send()
-        .await
-        .unwrap();
-    assert_eq!(deleted.status(), StatusCode::NO_CONTENT);
-    eventually("the probe's pod is gone", || cluster.pods_of("probe").is_empty()).await;
-    hash
-}
-
-fn ready(cluster: &Cluster) -> usize {
-    cluster
-        .pods()
-        .iter()
-        .filter(|pod| pod["status"]["phase"] == "Running")
-        .count()
-}
+use crate::support::pool::{fill_pool, ready, spec_hash};
+use crate::support::server::{LOCAL, Server, bash, begin, eventually, http, refusal, structured};
 
 #[tokio::test]
 async fn a_hundred_first_calls_through_two_replicas_make_one_sandbox() {
@@ -104,12 +71,11 @@ async fn fifty_sessions_at_once_over_a_pool_of_ten_get_fifty_sandboxes() {
     for n in 0..50 {
         assert_eq!(cluster.pods_of(&format!("s{n}")).len(), 1, "session s{n}");
     }
-    let unassigned = cluster
-        .pods()
-        .iter()
-        .filter(|pod| pod["metadata"]["labels"]["cli-mcp.redhat.com/session-id"].is_null())
-        .count();
-    assert_eq!((cluster.pods().len(), unassigned), (50, 0), "the whole pool was used");
+    assert_eq!(
+        (cluster.pods().len(), cluster.unassigned().len()),
+        (50, 0),
+        "the whole pool was used"
+    );
 }
 
 #[tokio::test]

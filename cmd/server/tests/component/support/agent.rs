@@ -16,7 +16,12 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 /// Output that a terminal, a line or a JSON parser would stumble over.
 pub(crate) const HOSTILE: &str = "\u{1b}[2J\u{1b}]0;title\u{7}\r\u{0}\u{8}\u{fffd}\u{202e}\u{2028}\n\n{\"jsonrpc\":\"2.0\",\"id\":1,\"result\":{}}\ndata: x\n\nevent: y\n";
 
+/// Names of the pods whose agents were given a session, also of those that are gone.
+pub(crate) type Assigned = Arc<Mutex<Vec<String>>>;
+
 struct Shell {
+    pod: String,
+    assigned: Assigned,
     session: Mutex<Option<TokenDigest>>,
     assign: Option<TokenDigest>,
     open: bool,
@@ -33,7 +38,7 @@ pub(crate) struct Agent {
 }
 
 impl Agent {
-    pub(crate) async fn start(ip: &str, pod: &Value, open: bool) -> Self {
+    pub(crate) async fn start(ip: &str, pod: &Value, open: bool, assigned: Assigned) -> Self {
         let env = |name: &str| {
             let env = pod["spec"]["containers"][0]["env"]
                 .as_array()
@@ -47,6 +52,8 @@ impl Agent {
         };
         let dead = CancellationToken::new();
         let shell = Arc::new(Shell {
+            pod: pod["metadata"]["name"].as_str().unwrap().to_owned(),
+            assigned,
             session: Mutex::new(env("SANDBOX_AUTH_TOKEN_SHA256")),
             assign: env("SANDBOX_ASSIGN_TOKEN_SHA256"),
             open,
@@ -92,6 +99,7 @@ async fn assign(State(shell): State<Arc<Shell>>, headers: HeaderMap, Json(body):
         return error(StatusCode::UNAUTHORIZED, "wrong assign token");
     }
     *shell.session.lock().unwrap() = Some(TokenDigest::of(body["token"].as_str().unwrap().as_bytes()));
+    shell.assigned.lock().unwrap().push(shell.pod.clone());
     Json(json!({"status": "assigned"})).into_response()
 }
 

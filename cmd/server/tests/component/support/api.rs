@@ -1,13 +1,14 @@
 //! The API server and the kubelet.
 
+mod reads;
+
 use std::collections::BTreeMap;
-use std::convert::Infallible;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use axum::body::{Body, Bytes};
-use axum::extract::{Path, Query, Request, State};
+use axum::body::Bytes;
+use axum::extract::{Path, Request, State};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router, middleware};
@@ -15,7 +16,8 @@ use http::StatusCode;
 use serde_json::{Value, json};
 use tokio::sync::watch;
 
-use super::agent::Agent;
+use self::reads::{list_others, list_pods, read_pod};
+use super::agent::{Agent, Assigned};
 
 /// What the kubelet does with new pods.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,6 +41,8 @@ struct Inner {
     requests: Vec<String>,
     agents: BTreeMap<String, Agent>,
     kubelet: Kubelet,
+    watches_are_silent: bool,
+    pods_never_rest: bool,
     tokens: BTreeMap<String, String>,
     rights: Vec<(String, String)>,
 }
@@ -50,6 +54,7 @@ pub(crate) struct Cluster {
     changed: watch::Sender<u64>,
     network: [u8; 2],
     next_ip: Arc<AtomicU32>,
+    assigned: Assigned,
     pub(crate) url: String,
 }
 
@@ -65,6 +70,8 @@ impl Cluster {
                 requests: Vec::new(),
                 agents: BTreeMap::new(),
                 kubelet: Kubelet::Starts,
+                watches_are_silent: false,
+                pods_never_rest: false,
                 tokens: BTreeMap::new(),
                 rights: Vec::new(),
             })),
@@ -72,6 +79,7 @@ impl Cluster {
             // Agents listen on a port that is fixed: tests at the same time use different parts of 127/8.
             network: [rand::random_range(1..=254), rand::random_range(0..=255)],
             next_ip: Arc::new(AtomicU32::new(1)),
+            assigned: Assigned::default(),
             url,
         };
         let router = Router::new()
@@ -112,6 +120,16 @@ impl Cluster {
 
     pub(crate) fn kubelet(&self, kubelet: Kubelet) {
         self.lock().kubelet = kubelet;
+    }
+
+    /// Watches bring nothing from now on, as with a connection that broke without a word.
+    pub(crate) fn silence_watches(&self) {
+        self.lock().watches_are_silent = true;
+    }
+
+    /// Whoever writes to a pod finds from now on that it was changed a moment before.
+    pub(crate) fn keep_changing_pods(&self) {
+        self.lock().pods_never_rest = true;
     }
 
     /// Lets a user in: the token, the user's name, the verbs.
@@ -169,6 +187,17 @@ impl Cluster {
             .collect()
     }
 
+    /// A pod by its name.
+    pub(crate) fn pod(&self, name: &str) -> Value {
+        self.lock().objects[&("pods".to_owned(), name.to_owned())].clone()
+    }
+
+    /// The pods without a session.
+    pub(crate) fn unassigned(&self) -> Vec<Value> {
+        let labelled = |pod: &Value| pod["metadata"]["labels"]["cli-mcp.redhat.com/session-id"].is_string();
+        self.pods().into_iter().filter(|pod| !labelled(pod)).collect()
+    }
+
     /// The pods that carry a session's label.
     pub(crate) fn pods_of(&self, session: &str) -> Vec<Value> {
         self.pods()
@@ -193,6 +222,11 @@ impl Cluster {
     /// All commands that ever ran, anywhere that still lives.
     pub(crate) fn ran_anywhere(&self) -> Vec<String> {
         self.lock().agents.values().flat_map(Agent::ran).collect()
+    }
+
+    /// Pods whose agents were given a session, in that order, also those that are gone.
+    pub(crate) fn assigned(&self) -> Vec<String> {
+        self.assigned.lock().unwrap().clone()
     }
 
     /// Requests so far, as `METHOD path?query`.
@@ -272,7 +306,7 @@ impl Cluster {
         let ip = format!("127.{}.{}.{n}", self.network[0], self.network[1]);
         let status = |phase: &str, ready: &str| json!({"phase": phase, "podIP": ip, "conditions": [{"type": "Ready", "status": ready}]});
         self.update_status(name, status("Pending", "False"));
-        let agent = Agent::start(&ip, pod, kubelet == Kubelet::StartsOpen).await;
+        let agent = Agent::start(&ip, pod, kubelet == Kubelet::StartsOpen, self.assigned.clone()).await;
         self.lock().agents.insert(name.to_owned(), agent);
         self.update_status(name, status("Running", "True"));
     }
@@ -291,94 +325,12 @@ fn status(code: StatusCode, reason: &str) -> Response {
     (code, Json(body)).into_response()
 }
 
-fn selected(object: &Value, query: &BTreeMap<String, String>) -> bool {
-    let labels = &object["metadata"]["labels"];
-    let by_label = query.get("labelSelector").is_none_or(|selector| {
-        selector.split(',').all(|term| {
-            let (name, value) = term.split_once('=').unwrap();
-            labels[name] == *value
-        })
-    });
-    let by_name = query
-        .get("fieldSelector")
-        .is_none_or(|selector| object["metadata"]["name"] == *selector.strip_prefix("metadata.name=").unwrap());
-    by_label && by_name
-}
-
-async fn list_pods(State(cluster): State<Cluster>, Query(query): Query<BTreeMap<String, String>>) -> Response {
-    list(&cluster, "pods", &query)
-}
-
-async fn list_others(
-    State(cluster): State<Cluster>,
-    Query(query): Query<BTreeMap<String, String>>,
-    request: Request,
-) -> Response {
-    let plural = request.uri().path().rsplit('/').next().unwrap().to_owned();
-    list(&cluster, &plural, &query)
-}
-
-fn list(cluster: &Cluster, plural: &str, query: &BTreeMap<String, String>) -> Response {
-    if query.get("watch").is_some_and(|watch| watch == "true" || watch == "1") {
-        return watch_from(cluster, plural, query);
-    }
-    let inner = cluster.lock();
-    let items: Vec<Value> = inner
-        .objects
-        .iter()
-        .filter(|((kind, _), object)| kind == plural && selected(object, query))
-        .map(|(_, object)| object.clone())
-        .collect();
-    Json(json!({
-        "apiVersion": "v1", "kind": "List", "metadata": {"resourceVersion": inner.version.to_string()}, "items": items,
-    }))
-    .into_response()
-}
-
-fn watch_from(cluster: &Cluster, plural: &str, query: &BTreeMap<String, String>) -> Response {
-    let from: u64 = query
-        .get("resourceVersion")
-        .and_then(|version| version.parse().ok())
-        .unwrap_or(0);
-    let (cluster, plural, query) = (cluster.clone(), plural.to_owned(), query.clone());
-    let changes = cluster.changed.subscribe();
-    let stream = futures::stream::unfold((from, changes), move |(mut seen, mut changes)| {
-        let (cluster, plural, query) = (cluster.clone(), plural.clone(), query.clone());
-        async move {
-            loop {
-                changes.mark_unchanged();
-                let mut lines = String::new();
-                for (version, event, (kind, _), object) in &cluster.lock().log {
-                    if *version > seen && *kind == plural && selected(object, &query) {
-                        lines += &json!({"type": event, "object": object}).to_string();
-                        lines.push('\n');
-                    }
-                }
-                let latest = cluster.lock().version;
-                seen = latest.max(seen);
-                if !lines.is_empty() {
-                    return Some((Ok::<_, Infallible>(Bytes::from(lines)), (seen, changes)));
-                }
-                changes.changed().await.ok()?;
-            }
-        }
-    });
-    Response::new(Body::from_stream(stream))
-}
-
 async fn create_pod(State(cluster): State<Cluster>, Json(pod): Json<Value>) -> Response {
     let name = pod["metadata"]["name"].as_str().unwrap().to_owned();
     if cluster.lock().objects.contains_key(&("pods".to_owned(), name)) {
         return status(StatusCode::CONFLICT, "AlreadyExists");
     }
     (StatusCode::CREATED, Json(cluster.admit(pod))).into_response()
-}
-
-async fn read_pod(State(cluster): State<Cluster>, Path((_, name)): Path<(String, String)>) -> Response {
-    match cluster.lock().objects.get(&("pods".to_owned(), name)) {
-        Some(pod) => Json(pod.clone()).into_response(),
-        None => status(StatusCode::NOT_FOUND, "NotFound"),
-    }
 }
 
 async fn patch_pod(State(cluster): State<Cluster>, Path((_, name)): Path<(String, String)>, body: Bytes) -> Response {
@@ -389,6 +341,11 @@ async fn patch_pod(State(cluster): State<Cluster>, Path((_, name)): Path<(String
     let Some(mut pod) = inner.objects.get(&key).cloned() else {
         return status(StatusCode::NOT_FOUND, "NotFound");
     };
+    if inner.pods_never_rest {
+        inner.version += 1;
+        pod["metadata"]["resourceVersion"] = json!(inner.version.to_string());
+        inner.objects.insert(key.clone(), pod.clone());
+    }
     let differs = |field: &str| {
         let wanted = &patch["metadata"][field];
         !wanted.is_null() && *wanted != pod["metadata"][field]

@@ -4,4 +4,5 @@
 
 pub(crate) mod agent;
 pub(crate) mod api;
+pub(crate) mod pool;
 pub(crate) mod server;

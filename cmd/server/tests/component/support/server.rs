@@ -109,22 +109,23 @@ impl Server {
 
     /// Waits until the server knows of this many sessions with a living sandbox.
     pub(crate) async fn knows_sessions(&self, count: usize) {
-        let expected = format!("cli_mcp_server_sessions {count}\n");
+        self.knows(&format!("cli_mcp_server_sessions {count}\n")).await;
+    }
+
+    /// Waits until the server's metrics say this.
+    pub(crate) async fn knows(&self, expected: &str) {
         for _ in 0..3000 {
-            let metrics = http()
-                .get(format!("{}/metrics", self.base))
-                .send()
-                .await
-                .unwrap()
-                .text()
-                .await
-                .unwrap();
-            if metrics.contains(&expected) {
+            if self.metrics().await.contains(expected) {
                 return;
             }
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
-        panic!("the server never knew of {count} sessions");
+        panic!("the server's metrics never said {expected}");
+    }
+
+    pub(crate) async fn metrics(&self) -> String {
+        let answer = http().get(format!("{}/metrics", self.base)).send().await.unwrap();
+        answer.text().await.unwrap()
     }
 
     /// Asks it to end, as the kubelet does.

@@ -1,0 +1,218 @@
+//! Decides between replicas that took different sandboxes for one session at once.
+//!
+//! Each first writes (claim or create) and then reads the session's sandboxes as they were at its own write or later, so of
+//! two replicas at least the one that wrote later sees both. Who sees another's sandbox gives up its own; nobody uses a
+//! sandbox before this. When both see both, both give up, and then leave the pool alone: the next attempt of both creates
+//! the one pod whose name follows from the session, which only one create can win. No command has been sent by then.
+//!
+//! The `/assign` comes after that and not at the same time. The agent's 503 until then is all that keeps a third replica,
+//! which knows the sandbox from its watch, from running a command in one that is given up a moment later.
+
+use std::time::Duration;
+
+use tracing::{Instrument, info_span};
+
+use super::{Allocator, Made};
+use crate::cluster::{Cluster, ClusterError};
+use crate::failure::Failure;
+use crate::session::SessionId;
+use crate::store::Sandbox;
+use crate::store::cache::SandboxCache;
+use crate::telemetry::Claim;
+
+/// How long the watch may take to bring our own write before the API server is asked. A watch that works takes
+/// milliseconds; one that lags does so since the API server has more to do than it can, and is not helped by a request more.
+const WATCH_LAGS: Duration = Duration::from_millis(500);
+
+impl Allocator {
+    /// Keeps what was just claimed or created, or gives it up.
+    pub(super) async fn settle(&self, mine: Sandbox, session: &SessionId) -> Result<Made, Failure> {
+        match rival(&self.cluster, &self.cache, &mine, session).await? {
+            None => {
+                if mine.claimed {
+                    self.assign_claimed(&mine, session).await?;
+                }
+                Ok(Made::Sandbox(mine.into()))
+            }
+            Some(other) => {
+                tracing::info!(mine = %mine.name, %other, %session, "Gave up a sandbox: another server took one at the same time");
+                self.telemetry.claim(Claim::GivenUp);
+                self.cluster.end(&mine, "superseded").await?;
+                Ok(Made::GaveUp)
+            }
+        }
+    }
+
+    async fn assign_claimed(&self, mine: &Sandbox, session: &SessionId) -> Result<(), Failure> {
+        let assign = self
+            .assign(mine, session)
+            .instrument(info_span!("assign", otel.kind = "client", pod = %mine.name));
+        let Err(error) = assign.await else {
+            return Ok(());
+        };
+        // A pool pod that does not take its session is of no use to anyone.
+        tracing::warn!(pod = %mine.name, %error, "A sandbox of the pool could not be assigned and is deleted");
+        self.cluster.end(mine, "unassignable").await?;
+        Err(Failure::NotReady(format!(
+            "the sandbox that was taken from the pool did not answer ({error})"
+        )))
+    }
+}
+
+/// Name of another living sandbox of the session, as of the write of `mine` or later. The watch tells it with our own write
+/// and costs no request; a LIST tells it where the watch is broken.
+async fn rival(
+    cluster: &Cluster,
+    cache: &SandboxCache,
+    mine: &Sandbox,
+    session: &SessionId,
+) -> Result<Option<String>, ClusterError> {
+    let watched = cache.wait_for(|store| {
+        let all = store.is_up_to(mine).then(|| store.of_session(session))?;
+        Some(other(all.iter().map(AsRef::as_ref), mine))
+    });
+    let listed = async {
+        tokio::time::sleep(WATCH_LAGS).await;
+        let all = cluster.list_since(session, mine).await?;
+        Ok::<_, ClusterError>(other(all.iter(), mine))
+    };
+    tokio::select! {
+        biased;
+        rival = watched => Ok(rival),
+        rival = listed => rival,
+    }
+}
+
+fn other<'a>(all: impl Iterator<Item = &'a Sandbox>, mine: &Sandbox) -> Option<String> {
+    let mut others = all.filter(|sandbox| sandbox.uid != mine.uid && sandbox.usable());
+    others.next().map(|other| other.name.clone())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use axum::Json;
+    use axum::extract::Request;
+    use cli_mcp_api::v1alpha1::EgressCheck;
+    use cli_mcp_sandbox::pod::{ClusterAccess, Egress, SandboxTemplate, default_resources};
+    use cli_mcp_sandbox::token::HmacKey;
+    use k8s_openapi::api::core::v1::Pod;
+    use kube::runtime::watcher::Event;
+    use serde_json::json;
+
+    use super::*;
+    use crate::store::fixtures::{pod, session};
+
+    /// An API server that lists these pods; the queries of its requests.
+    fn api(pods: Vec<Pod>) -> (kube::Client, Arc<Mutex<Vec<String>>>) {
+        let queries: Arc<Mutex<Vec<String>>> = Arc::default();
+        let noted = queries.clone();
+        let router = axum::Router::new().fallback(move |request: Request| {
+            noted
+                .lock()
+                .unwrap()
+                .push(request.uri().query().unwrap_or_default().to_owned());
+            let list = json!({"apiVersion": "v1", "kind": "PodList", "metadata": {}, "items": pods});
+            async move { Json(list) }
+        });
+        (kube::Client::new(router, "ns"), queries)
+    }
+
+    struct Replica {
+        cluster: Cluster,
+        cache: Arc<SandboxCache>,
+        mine: Sandbox,
+        queries: Arc<Mutex<Vec<String>>>,
+    }
+
+    impl Replica {
+        /// One that has just claimed a pod with version 7.
+        fn claimed(listed: Vec<Pod>) -> Self {
+            let (client, queries) = api(listed);
+            let cache = Arc::new(SandboxCache::default());
+            let template = SandboxTemplate {
+                instance: "demo".to_owned(),
+                namespace: "ns".to_owned(),
+                image: "localhost/sandbox:dev".to_owned(),
+                image_pull_policy: None,
+                image_pull_secrets: Vec::new(),
+                service_account: "cli-mcp-demo-sandbox".to_owned(),
+                resources: default_resources(),
+                workspace_size_limit: None,
+                env: Vec::new(),
+                runtime_class_name: None,
+                node_selector: std::collections::BTreeMap::new(),
+                tolerations: Vec::new(),
+                access: ClusterAccess::Secret { name: "kc".to_owned() },
+                egress: Egress {
+                    check: EgressCheck::Disabled,
+                    target: None,
+                    control: None,
+                },
+            };
+            let cluster = Cluster::new(client, cache.clone(), template, None, HmacKey::new(&[7; 32]).unwrap());
+            let claimed = pod("mine", "m", 7, Some("s1"));
+            cache.observe(&claimed);
+            Self {
+                cluster,
+                cache,
+                mine: Sandbox::from_pod(&claimed).unwrap(),
+                queries,
+            }
+        }
+
+        async fn rival(&self) -> Option<String> {
+            rival(&self.cluster, &self.cache, &self.mine, &session("s1"))
+                .await
+                .unwrap()
+        }
+
+        fn queries(&self) -> Vec<String> {
+            self.queries.lock().unwrap().clone()
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_watch_decides_without_a_request_and_only_when_it_is_up_to_the_claim() {
+        let replica = Replica::claimed(Vec::new());
+        let watch = async {
+            // Until it has brought what was written before the claim, the decision waits.
+            replica
+                .cache
+                .apply(&Event::Apply(pod("earlier", "e", 5, Some("other"))));
+            tokio::task::yield_now().await;
+            replica.cache.apply(&Event::Apply(pod("theirs", "t", 6, Some("s1"))));
+            tokio::task::yield_now().await;
+            replica.cache.apply(&Event::Apply(pod("mine", "m", 7, Some("s1"))));
+        };
+        let (rival, ()) = tokio::join!(replica.rival(), watch);
+        assert_eq!(rival.as_deref(), Some("theirs"));
+        assert!(replica.queries().is_empty(), "{:?}", replica.queries());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_sandbox_that_was_given_up_is_no_rival() {
+        let replica = Replica::claimed(Vec::new());
+        let mut given_up = pod("theirs", "t", 6, Some("s1"));
+        given_up.metadata.deletion_timestamp = Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(
+            jiff::Timestamp::UNIX_EPOCH,
+        ));
+        replica.cache.apply(&Event::Apply(given_up));
+        replica.cache.apply(&Event::Apply(pod("mine", "m", 7, Some("s1"))));
+        assert_eq!(replica.rival().await, None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_watch_that_is_silent_is_made_up_for_by_a_list_as_of_the_claim() {
+        let listed = vec![pod("mine", "m", 7, Some("s1")), pod("theirs", "t", 6, Some("s1"))];
+        let replica = Replica::claimed(listed);
+        assert_eq!(replica.rival().await.as_deref(), Some("theirs"));
+        let queries = replica.queries();
+        assert_eq!(queries.len(), 1, "{queries:?}");
+        assert!(
+            queries[0].contains("resourceVersion=7&resourceVersionMatch=NotOlderThan"),
+            "{queries:?}"
+        );
+    }
+}

@@ -54,7 +54,7 @@ demo: cluster-ready images ## Start a cluster, install the operator, hold a real
 	@$(IN_CLUSTER) DEMO_PROGRAM=$(DEV_BIN_DIR)/demo KUBECTL_PLUGIN=$(BIN_DIR)/kubectl-cli_mcp hack/demo.sh
 
 .PHONY: test
-test: lint test-unit test-conformance test-mcp-clients $(if $(filter dev,$(CLUSTER)),test-cluster) test-e2e ## Run everything: lint, unit and component tests, then the tests on the cluster
+test: lint test-unit test-conformance test-mcp-clients $(if $(filter dev,$(CLUSTER)),test-cluster) test-e2e ## Run the gate: lint, unit and component tests, other MCP clients, then the cluster's own and the end-to-end tests
 
 ##@ Development
 
@@ -117,19 +117,23 @@ fmt: ## Format the code
 	$(CARGO) fmt --all
 
 .PHONY: lint
-lint: ## Check formatting, clippy with warnings as errors, scripts, and the dependency tree
+lint: ## Check formatting, clippy and rustdoc with warnings as errors, scripts, and the dependency tree
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
 	hack/lint-scripts.sh
-	$(MAKE) deny
+	$(MAKE) unused deny rustdoc
+
+.PHONY: unused
+unused: ## Check that every dependency is used, those of the workspace too
+	hack/tools/cargo-tool cargo-shear --locked
 
 .PHONY: deny
 deny: ## Check licences, duplicate and banned dependencies
-	hack/tools/cargo-deny check --hide-inclusion-graph bans licenses sources
+	hack/tools/cargo-tool cargo-deny check --hide-inclusion-graph bans licenses sources
 
 .PHONY: deny-advisories
 deny-advisories: ## Check the dependencies against the RustSec database (downloads it)
-	hack/tools/cargo-deny check advisories
+	hack/tools/cargo-tool cargo-deny check advisories
 
 .PHONY: test-unit
 test-unit: ## Run unit and component tests: real bash, real TLS, no cluster
@@ -176,7 +180,7 @@ test-attack: cluster-ready images ## Attack the product from inside its sandboxe
 	  $(CARGO) test --locked --workspace --test attack -- --test-threads=4
 
 .PHONY: test-chaos test-chaos-short
-test-chaos-short: ## Run the first faults of make test-chaos: the part that `make test` has
+test-chaos-short: ## Run the first faults of make test-chaos
 	$(MAKE) test-chaos CHAOS_FAULTS=$(or $(CHAOS_FAULTS),8)
 test-chaos: dev-cluster images ## Kill, stop, cut off and delete every part under load; CHAOS_PASSES=20 CHAOS_SEED=7 runs on, CHAOS_FAULTS=Lease,kubelet chooses
 	@$(IN_CLUSTER) IMAGE_PREFIX=$(IMAGE_PREFIX) TAG=$(IMAGE_TAG) hack/deploy.sh
@@ -198,8 +202,8 @@ test-operator: cluster-ready images ## Kill the operator, cut it off, let anothe
 	  $(CARGO) test --locked --workspace --test on-cluster -- --ignored --test-threads=1 operator_alone
 
 .PHONY: test-bundle
-test-bundle: cluster-ready workspace ## Check the OLM bundle with operator-verify, opm and the scorecard, and the alerts with promtool (needs Go)
-	$(IN_CLUSTER) BUNDLE_PROGRAM=$(DEV_BIN_DIR)/bundle test/bundle/check
+test-bundle: ## Check the OLM bundle with operator-verify, opm and the scorecard, and the alerts with promtool (needs Go)
+	test/bundle/check
 	hack/monitoring-check.sh
 
 .PHONY: test-bundle-install

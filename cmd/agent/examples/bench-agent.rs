@@ -7,6 +7,7 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use cli_mcp_figures::Figure;
 use serde_json::{Value, json};
 
 const TOKEN: &str = "bench";
@@ -27,19 +28,19 @@ impl Drop for Agent {
     }
 }
 
-fn main() -> std::io::Result<()> {
+fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut arguments = std::env::args().skip(1);
     let Some(program) = arguments.next() else {
         writeln!(std::io::stderr().lock(), "error: give the path of the agent to measure")?;
         std::process::exit(2);
     };
     if program == SERVE_ECHO {
-        return serve_echo();
+        return Ok(serve_echo()?);
     }
     let calls: usize = arguments.next().and_then(|calls| calls.parse().ok()).unwrap_or(10_000);
     let agent = start(&program)?;
     let idle = resident(&agent)?;
-    let mut rows: Vec<(&str, f64, f64, &str)> = Vec::new();
+    let mut figures = Vec::new();
 
     let echo = Echo::start()?;
     let mut to_echo = connect(echo.address)?;
@@ -57,15 +58,15 @@ fn main() -> std::io::Result<()> {
             }
         }
     }
-    rows.push((
-        "`true` on a kept connection, p50 over a bare HTTP echo",
-        ratio(median(&mut times), median(&mut floors)),
-        1.6,
-        "x",
-    ));
-    let (true_us, echo_us) = (
-        median(&mut times).as_secs_f64() * 1e6,
-        median(&mut floors).as_secs_f64() * 1e6,
+    let (echoed, ran) = (median(&mut floors), median(&mut times));
+    figures.push(
+        Figure::new(
+            "`true` on a kept connection over a bare HTTP echo (us), p50",
+            ratio(ran, echoed),
+            "x",
+        )
+        .of(microseconds(echoed), microseconds(ran))
+        .at_most(1.6),
     );
 
     run(&mut to_agent, "yes | head -c 3000000")?;
@@ -77,20 +78,15 @@ fn main() -> std::io::Result<()> {
         run(&mut to_agent, LINES)?;
         through.push(begun.elapsed());
     }
-    rows.push((
-        "100 MB of lines, wall time over a plain pipe",
-        ratio(median(&mut through), median(&mut pipe)),
-        1.5,
-        "x",
-    ));
-    let grown = resident(&agent)?.saturating_sub(before);
-    rows.push((
-        "100 MB of lines, growth of resident memory",
-        kib_to_mib(grown),
-        8.0,
-        "MiB",
-    ));
-    rows.push(("idle resident memory", kib_to_mib(idle), 4.0, "MiB"));
+    let (piped, sent) = (median(&mut pipe), median(&mut through));
+    figures.push(
+        Figure::new("100 MB of lines over a plain pipe (ms), wall", ratio(sent, piped), "x")
+            .of(milliseconds(piped), milliseconds(sent))
+            .at_most(1.5),
+    );
+    let grown = kib_to_mib(resident(&agent)?.saturating_sub(before));
+    figures.push(Figure::new("100 MB of lines, growth of resident memory", grown, "MiB").at_most(8.0));
+    figures.push(Figure::new("idle resident memory", kib_to_mib(idle), "MiB").at_most(4.0));
 
     let (mut overruns, mut kept) = (Vec::new(), true);
     run(&mut to_agent, "export K=1; cd /usr")?;
@@ -104,14 +100,11 @@ fn main() -> std::io::Result<()> {
         let result = run(&mut to_agent, "echo $K $L $PWD")?;
         kept &= result["stdout"] == "1 2 /usr\n" && result.get("session_reset").is_none();
     }
-    rows.push(("timeout overrun", median(&mut overruns).as_secs_f64() * 1e3, 50.0, "ms"));
-    rows.push(("state lost by it", if kept { 0.0 } else { 1.0 }, 0.5, ""));
-    rows.push((
-        "first byte of streamed output",
-        first_byte(&agent)?.as_secs_f64() * 1e3,
-        5.0,
-        "ms",
-    ));
+    let overrun = milliseconds(median(&mut overruns));
+    figures.push(Figure::new("timeout overrun", overrun, "ms").at_most(50.0));
+    figures.push(Figure::new("state lost by it", if kept { 0.0 } else { 1.0 }, "").at_most(0.0));
+    let first = milliseconds(first_byte(&agent)?);
+    figures.push(Figure::new("first byte of streamed output", first, "ms").at_most(5.0));
 
     let descriptors = open_descriptors(&agent)?;
     let before = resident(&agent)?;
@@ -131,34 +124,13 @@ fn main() -> std::io::Result<()> {
     let (mut first, mut last) = (samples[..tenth].to_vec(), samples[samples.len() - tenth..].to_vec());
     std::thread::sleep(Duration::from_millis(500));
     let more = open_descriptors(&agent)? as f64 - descriptors as f64;
-    rows.push(("mixed calls, descriptors more", more, 2.5, ""));
-    rows.push((
-        "mixed calls, growth of resident memory",
-        kib_to_mib(resident(&agent)?.saturating_sub(before)),
-        1.0,
-        "MiB",
-    ));
-    rows.push((
-        "mixed calls, p50 of the last tenth over the first",
-        ratio(median(&mut last), median(&mut first)),
-        1.2,
-        "x",
-    ));
-
-    let mut out = std::io::stdout().lock();
-    for (name, value, bar, unit) in &rows {
-        let verdict = if value <= bar { "ok" } else { "OVER" };
-        writeln!(out, "| {name} | {value:.2} {unit} | <= {bar} {unit} | {verdict} |")?;
-    }
-    let table: Vec<Value> = rows
-        .iter()
-        .map(|(name, value, bar, unit)| json!({"name": name, "value": value, "bar": bar, "unit": unit}))
-        .collect();
-    writeln!(
-        out,
-        "{}",
-        json!({"rows": table, "true_us": true_us, "echo_us": echo_us, "calls": calls})
-    )
+    figures.push(Figure::new("mixed calls", calls as f64, ""));
+    figures.push(Figure::new("mixed calls, descriptors more", more, "").at_most(2.0));
+    let grown = kib_to_mib(resident(&agent)?.saturating_sub(before));
+    figures.push(Figure::new("mixed calls, growth of resident memory", grown, "MiB").at_most(1.0));
+    let slower = ratio(median(&mut last), median(&mut first));
+    figures.push(Figure::new("mixed calls, p50 of the last tenth over the first", slower, "x").at_most(1.2));
+    Ok(cli_mcp_figures::print(&figures)?)
 }
 
 fn start(program: &str) -> std::io::Result<Agent> {
@@ -318,6 +290,14 @@ fn median(samples: &mut [Duration]) -> Duration {
 
 fn ratio(value: Duration, floor: Duration) -> f64 {
     value.as_secs_f64() / floor.as_secs_f64()
+}
+
+fn milliseconds(duration: Duration) -> f64 {
+    duration.as_secs_f64() * 1e3
+}
+
+fn microseconds(duration: Duration) -> f64 {
+    duration.as_secs_f64() * 1e6
 }
 
 fn kib_to_mib(kib: u64) -> f64 {

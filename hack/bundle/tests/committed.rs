@@ -1,21 +1,21 @@
-//! The committed bundle: of this version, with this icon, with every sample, and installable in each mode that it claims.
+//! The committed bundle: made from `config/`, of this version, with this icon, with every sample, and installable in each mode that
+//! it claims.
 #![allow(
     clippy::unwrap_used,
     clippy::panic,
     reason = "a test that cannot read what it tests has failed"
 )]
 
-use std::path::{Path, PathBuf};
+mod drift;
+
+use std::io::Write;
 
 use cli_mcp_bundle::images;
 use cli_mcp_bundle::olm::Group;
+use drift::repository;
 use serde_json::Value;
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
-
-fn repository() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
-}
 
 fn read(path: &str) -> String {
     std::fs::read_to_string(repository().join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
@@ -42,6 +42,28 @@ fn the_version_is_the_workspaces_everywhere() {
         assert!(read(&file).contains(&format!("\nARG VERSION={VERSION}\n")), "{file}");
     }
     assert!(read("catalog/template.yaml").contains(&format!("bundle:v{VERSION}\n")));
+}
+
+/// Docker reads a file of another name than podman and buildah do.
+#[test]
+fn docker_leaves_out_what_podman_leaves_out() {
+    assert_eq!(
+        read(".dockerignore"),
+        read(".containerignore"),
+        "copy one over the other"
+    );
+}
+
+/// `on_cluster.rs` has it once more, for machines that get kubectl with the development cluster.
+#[test]
+fn the_bundle_is_the_one_that_config_makes() {
+    if !drift::kubectl_is_installed() {
+        // Past the harness, which keeps to itself what a test prints that passes.
+        let note = "SKIPPED: kubectl is not installed, the bundle was not compared with config/\n";
+        std::io::stderr().write_all(note.as_bytes()).unwrap();
+        return;
+    }
+    assert_eq!(drift::stale(), Vec::<String>::new(), "behind config/: run make bundle");
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Links of Markdown pages to files and headings of this repository: what they lead to must be there.
 
 use std::collections::BTreeSet;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 
@@ -12,15 +12,9 @@ use anyhow::Result;
 /// When the page or one that it links to cannot be read.
 pub fn broken(repository: &Path, page: &Path) -> Result<Vec<String>> {
     let text = crate::read(page)?;
-    let folder = page.parent().unwrap_or(repository);
     let mut broken = Vec::new();
     for target in targets(&text) {
-        let (path, anchor) = target.split_once('#').unwrap_or((&target, ""));
-        let file = if path.is_empty() {
-            page.to_owned()
-        } else {
-            folder.join(path)
-        };
+        let (file, anchor) = resolve(repository, page, &target);
         if !file.exists() {
             broken.push(format!("{}: {target} does not exist", page.display()));
         } else if !anchor.is_empty() && !anchors(&crate::read(&file)?).contains(anchor) {
@@ -28,6 +22,32 @@ pub fn broken(repository: &Path, page: &Path) -> Result<Vec<String>> {
         }
     }
     Ok(broken)
+}
+
+/// The files and folders that a page links to, links of their own followed; itself and what does not exist left out.
+///
+/// # Errors
+///
+/// When the page cannot be read.
+pub fn led_to(repository: &Path, page: &Path) -> Result<BTreeSet<PathBuf>> {
+    let text = crate::read(page)?;
+    let own = page.canonicalize().ok();
+    Ok(targets(&text)
+        .iter()
+        .filter_map(|target| resolve(repository, page, target).0.canonicalize().ok())
+        .filter(|file| Some(file) != own.as_ref())
+        .collect())
+}
+
+/// The file and the anchor that a link of a page names.
+fn resolve<'a>(repository: &Path, page: &Path, target: &'a str) -> (PathBuf, &'a str) {
+    let (path, anchor) = target.split_once('#').unwrap_or((target, ""));
+    let file = if path.is_empty() {
+        page.to_owned()
+    } else {
+        page.parent().unwrap_or(repository).join(path)
+    };
+    (file, anchor)
 }
 
 /// Targets of inline links, without those to other sites and those in code.

@@ -1,6 +1,7 @@
 //! Links, manifests and commands of the documentation: they lead somewhere, they are valid, they can be run.
 #![allow(clippy::unwrap_used, reason = "a test that cannot read what it tests has failed")]
 
+use std::collections::BTreeSet;
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
@@ -53,6 +54,17 @@ fn lines(block: &Block) -> Vec<String> {
         .collect()
 }
 
+/// The words of a command line; what stands in double quotes is no border.
+fn words(line: &str) -> Vec<&str> {
+    let mut quoted = false;
+    line.split(|c: char| {
+        quoted ^= c == '"';
+        !quoted && c.is_whitespace()
+    })
+    .filter(|word| !word.is_empty())
+    .collect()
+}
+
 #[test]
 fn links_lead_somewhere() {
     let repository = repository();
@@ -61,6 +73,82 @@ fn links_lead_somewhere() {
         .flat_map(|page| links::broken(&repository, page).unwrap())
         .collect();
     assert!(broken.is_empty(), "{}", broken.join("\n"));
+}
+
+#[test]
+fn every_page_can_be_found() {
+    let repository = repository();
+    let linked: BTreeSet<PathBuf> = pages()
+        .iter()
+        .flat_map(|page| links::led_to(&repository, page).unwrap())
+        .collect();
+    for page in pages().iter().filter(|page| page.starts_with(repository.join("docs"))) {
+        let page = page.canonicalize().unwrap();
+        let found = linked.contains(&page) || linked.contains(page.parent().unwrap());
+        assert!(found, "no page links to {}", page.display());
+    }
+}
+
+#[test]
+fn images_are_those_of_this_version() {
+    let mut found = 0;
+    for page in pages() {
+        let text = read(&page).unwrap();
+        for after in text.split("quay.io/codeready-toolchain/cli-mcp-").skip(1) {
+            let end = after
+                .find(|c: char| !(c.is_ascii_alphanumeric() || "-.:".contains(c)))
+                .unwrap_or(after.len());
+            if let Some((image, tag)) = after[..end].split_once(':') {
+                let expected = concat!("v", env!("CARGO_PKG_VERSION"));
+                assert_eq!(tag, expected, "{}: cli-mcp-{image}", page.display());
+                found += 1;
+            }
+        }
+    }
+    assert!(found > 5, "only {found}");
+}
+
+/// Whether a line begins with a program that readers run.
+fn is_command(line: &str) -> bool {
+    const PROGRAMS: [&str; 8] = ["make", "kubectl", "oc", "podman", "docker", "cargo", "curl", "npx"];
+    line.split_whitespace()
+        .next()
+        .is_some_and(|first| PROGRAMS.contains(&first) || (first.starts_with("hack/") && first != "hack/"))
+}
+
+#[test]
+fn no_command_hides_from_these_tests() {
+    for page in pages() {
+        let text = read(&page).unwrap();
+        let blocks = blocks::of(&text);
+        for block in &blocks {
+            let seen = match block.info.as_str() {
+                "sh" => true,
+                "console" => !lines(block).is_empty(),
+                _ => !block.text.lines().any(is_command),
+            };
+            let (page, line) = (page.display(), block.line);
+            assert!(
+                seen,
+                "{page} line {line}: commands stand behind sh, or behind console with a prompt"
+            );
+        }
+        // An indented block is one to people, and none to these tests.
+        let mut after_blank = false;
+        for (number, line) in text.lines().enumerate() {
+            let fenced = blocks
+                .iter()
+                .any(|block| (block.line..=block.line + block.text.lines().count()).contains(&number));
+            let hidden = after_blank && !fenced && line.starts_with("    ") && is_command(line);
+            assert!(
+                !hidden,
+                "{} line {}: commands stand between fences",
+                page.display(),
+                number + 1
+            );
+            after_blank = line.is_empty();
+        }
+    }
 }
 
 #[test]
@@ -91,7 +179,7 @@ fn make_targets_and_scripts_exist() {
     let makefile = read(&repository.join("Makefile")).unwrap();
     for (page, block) in commands() {
         for line in lines(&block) {
-            let words: Vec<&str> = line.split_whitespace().collect();
+            let words = words(&line);
             if let ["make", rest @ ..] = words.as_slice() {
                 let targets = rest
                     .iter()

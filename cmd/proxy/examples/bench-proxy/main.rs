@@ -6,7 +6,6 @@
 
 mod upstream;
 
-use std::io::Write;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
@@ -16,6 +15,7 @@ use anyhow::{Context, Result, bail, ensure};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use cli_mcp_api::v1alpha1::Target;
+use cli_mcp_figures::Figure;
 use cli_mcp_kubeconfig::{Kubeconfig, Routes};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair, KeyUsagePurpose, SanType};
 use rustls::{ClientConfig, RootCertStore};
@@ -341,76 +341,21 @@ async fn main() -> Result<()> {
     }
     let closed = started.elapsed().as_secs_f64() * 1000.0;
 
-    let memory_at = |index: usize| memory.get(index).copied().unwrap_or_default();
-    let rows = [
-        (
-            "small GET on a kept connection, p50",
-            small.0,
-            small.1,
-            small.1 / small.0,
-            2.2,
-            "x",
-        ),
-        (
-            "new CONNECT + handshake + GET, p50",
-            handshake.0,
-            handshake.1,
-            handshake.1 / handshake.0,
-            1.5,
-            "x",
-        ),
-        ("50 MB LIST, wall", list.0, list.1, list.1 / list.0, 1.5, "x"),
-        ("50 MB LIST, CPU of the proxy", 0.0, list_cpu, list_cpu, 50.0, "ms"),
-        ("idle RSS", 0.0, idle, idle, 6.0, "MiB"),
-        ("RSS with 500 watches", 0.0, memory_at(0), memory_at(0), 25.0, "MiB"),
-        ("RSS with 1,000 watches", 0.0, memory_at(1), memory_at(1), 45.0, "MiB"),
-        (
-            "watch line delay added, p50",
-            delay.0,
-            delay.1,
-            delay.1 - delay.0,
-            0.08,
-            "ms",
-        ),
-        (
-            "1,000 clients gone, all upstreams closed",
-            0.0,
-            closed,
-            closed,
-            1000.0,
-            "ms",
-        ),
-        (
-            "watches dropped by a reload",
-            0.0,
-            f64::from(dropped),
-            f64::from(dropped),
-            0.0,
-            "",
-        ),
+    let memory_at = |index: usize| memory.get(index).copied().unwrap_or(f64::NAN);
+    let ratio = |what, (direct, proxied): (f64, f64)| Figure::new(what, proxied / direct, "x").of(direct, proxied);
+    let figures = [
+        ratio("small GET on a kept connection (ms), p50", small).at_most(2.2),
+        ratio("new CONNECT + handshake + GET (ms), p50", handshake).at_most(1.5),
+        ratio("50 MB LIST (ms), wall", list).at_most(1.5),
+        Figure::new("50 MB LIST, CPU of the proxy", list_cpu, "ms").at_most(50.0),
+        Figure::new("idle RSS", idle, "MiB").at_most(6.0),
+        Figure::new("RSS with 500 watches", memory_at(0), "MiB").at_most(25.0),
+        Figure::new("RSS with 1,000 watches", memory_at(1), "MiB").at_most(45.0),
+        Figure::new("watch line delay added, p50", delay.1 - delay.0, "ms")
+            .of(delay.0, delay.1)
+            .at_most(0.08),
+        Figure::new("1,000 clients gone, all upstreams closed", closed, "ms").at_most(1000.0),
+        Figure::new("watches dropped by a reload", f64::from(dropped), "").at_most(0.0),
     ];
-    let mut out = std::io::stdout().lock();
-    writeln!(
-        out,
-        "| what | direct | proxied | figure | bar | |\n|---|---|---|---|---|---|"
-    )?;
-    for (what, direct, proxied, figure, bar, unit) in &rows {
-        let verdict = if figure <= bar { "reached" } else { "MISSED" };
-        writeln!(
-            out,
-            "| {what} | {direct:.3} | {proxied:.3} | {figure:.3} {unit} | {bar} {unit} | {verdict} |"
-        )?;
-    }
-    let json: Vec<_> = rows
-        .iter()
-        .map(|(what, direct, proxied, figure, bar, unit)| {
-            serde_json::json!({"what": what, "direct": direct, "proxied": proxied, "figure": figure, "bar": bar, "unit": unit})
-        })
-        .collect();
-    writeln!(out, "{}", serde_json::Value::from(json))?;
-    ensure!(
-        rows.iter().all(|(_, _, _, figure, bar, _)| figure <= bar),
-        "a bar was missed"
-    );
-    Ok(())
+    Ok(cli_mcp_figures::print(&figures)?)
 }

@@ -7,6 +7,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use cli_mcp_figures::{Figure, percentile};
 use cli_mcp_sandbox::token::HmacKey;
 use futures::StreamExt;
 use futures::stream::FuturesUnordered;
@@ -18,11 +19,9 @@ use serde_json::json;
 
 use crate::audit_log::AuditLog;
 use crate::cluster::{address, answers, eventually, first, gone, kubectl, resident, run, unassigned};
-use crate::report::{Row, met, percentile, row};
 
 mod audit_log;
 mod cluster;
-mod report;
 
 const NAMESPACE: &str = "bench-server";
 const INSTANCE: &str = "bench";
@@ -44,19 +43,19 @@ fn main() -> Result<()> {
     runtime.block_on(async {
         let _ = rustls::crypto::ring::default_provider().install_default();
         let bench = Bench::set_up(&root).await?;
-        let mut rows = Vec::new();
-        bench.warm(&mut rows).await?;
+        let mut figures = Vec::new();
+        bench.warm(&mut figures).await?;
         bench.operator(0).await?;
         let measured = async {
-            bench.claims(&mut rows).await?;
-            bench.cold(&mut rows).await?;
-            bench.idle_sessions(&mut rows).await
+            bench.claims(&mut figures).await?;
+            bench.cold(&mut figures).await?;
+            bench.idle_sessions(&mut figures).await
         }
         .await;
         bench.operator(1).await?;
         kubectl(&["delete", "namespace", NAMESPACE, "--wait=false"])?;
         measured?;
-        report::print(&rows)
+        Ok(cli_mcp_figures::print(&figures)?)
     })
 }
 
@@ -202,7 +201,7 @@ impl Bench {
         Ok(began.elapsed())
     }
 
-    async fn warm(&self, rows: &mut Vec<Row>) -> Result<()> {
+    async fn warm(&self, figures: &mut Vec<Figure>) -> Result<()> {
         let log = AuditLog::open()?;
         let begin = log.end()?;
         self.call("warm").await?;
@@ -229,50 +228,50 @@ impl Bench {
         let took = began.elapsed();
         let requests = log.since(begin)?;
         let (calls_p50, agent_p50) = (percentile(&calls, 50), percentile(&agent, 50));
-        rows.extend([
-            row("floor: the agent asked directly, p50", agent_p50, "ms"),
-            row(
+        figures.extend([
+            Figure::new("floor: the agent asked directly, p50", agent_p50, "ms"),
+            Figure::new(
                 "floor: GET /live of the server over the same TLS, p50",
                 percentile(&live, 50),
                 "ms",
             ),
-            row("a call of a warm session, p50", calls_p50, "ms"),
-            row("a call of a warm session, p99", percentile(&calls, 99), "ms"),
-            met(
+            Figure::new("a call of a warm session, p50", calls_p50, "ms"),
+            Figure::new("a call of a warm session, p99", percentile(&calls, 99), "ms"),
+            Figure::new(
                 "overhead of the server on a warm session, p50",
                 calls_p50 - agent_p50,
                 "ms",
-                1.0,
-            ),
-            row("calls measured", (22 * 50) as f64, ""),
-            row(
+            )
+            .at_most(1.0),
+            Figure::new("calls measured", (22 * 50) as f64, ""),
+            Figure::new(
                 "control: requests to the API server of the call that claimed its sandbox",
                 control.all as f64,
                 "",
             ),
-            row(
+            Figure::new(
                 "requests to the API server in that time, but for reviews of the token",
                 requests.all as f64,
                 "",
             ),
             // One at the start and one each 15 s.
-            met(
+            Figure::new(
                 "of them other than the write of last-activity",
                 requests.others as f64,
                 "",
-                0.0,
-            ),
-            met(
+            )
+            .at_most(0.0),
+            Figure::new(
                 "writes of last-activity for each 15 s",
                 requests.all as f64 / (took.as_secs_f64() / 15.0).ceil(),
                 "",
-                2.0,
-            ),
+            )
+            .at_most(2.0),
         ]);
         Ok(())
     }
 
-    async fn claims(&self, rows: &mut Vec<Row>) -> Result<()> {
+    async fn claims(&self, figures: &mut Vec<Figure>) -> Result<()> {
         let name = first(&self.pods, "cli-mcp.redhat.com/session-id=warm").await?;
         let name = name.metadata.name.context("a pod without name")?;
         let mut writes = Vec::new();
@@ -304,35 +303,35 @@ impl Bench {
             samples.push(sample?);
         }
         let requests = log.control(begin).await?;
-        rows.extend([
-            row("floor: one write to the API server, p50", percentile(&writes, 50), "ms"),
-            row(
+        figures.extend([
+            Figure::new("floor: one write to the API server, p50", percentile(&writes, 50), "ms"),
+            Figure::new(
                 "first call of a session over a warm pod, one at a time, p50",
                 percentile(&undisturbed, 50),
                 "ms",
             ),
-            row(
+            Figure::new(
                 "sessions that began, 20 a second, each over a warm pod",
                 samples.len() as f64,
                 "",
             ),
-            row(
+            Figure::new(
                 "requests to the API server for each of them, but for reviews of the token",
                 requests.all as f64 / samples.len() as f64,
                 "",
             ),
-            met(
+            Figure::new(
                 "first call of a session over a warm pod, p50",
                 percentile(&samples, 50),
                 "ms",
-                60.0,
-            ),
-            met(
+            )
+            .at_most(60.0),
+            Figure::new(
                 "first call of a session over a warm pod, p99",
                 percentile(&samples, 99),
                 "ms",
-                250.0,
-            ),
+            )
+            .at_most(250.0),
         ]);
         let all =
             ListParams::default().labels("cli-mcp.redhat.com/component=sandbox,cli-mcp.redhat.com/session-id!=warm");
@@ -342,7 +341,7 @@ impl Bench {
         gone(&self.pods).await
     }
 
-    async fn cold(&self, rows: &mut Vec<Row>) -> Result<()> {
+    async fn cold(&self, figures: &mut Vec<Figure>) -> Result<()> {
         let (mut calls, mut pods) = (Vec::new(), Vec::new());
         for n in 0..COLD_STARTS {
             let session = format!("cold-{n}");
@@ -370,15 +369,15 @@ impl Bench {
             self.delete(&pod).await?;
         }
         let (call, bare) = (percentile(&calls, 50), percentile(&pods, 50));
-        rows.extend([
-            row("floor: a bare pod from create until its port answers, p50", bare, "ms"),
-            row("first call of a session without a pool, p50", call, "ms"),
-            met(
+        figures.extend([
+            Figure::new("floor: a bare pod from create until its port answers, p50", bare, "ms"),
+            Figure::new("first call of a session without a pool, p50", call, "ms"),
+            Figure::new(
                 "first call of a session without a pool over the pod's start, p50",
                 call - bare,
                 "ms",
-                150.0,
-            ),
+            )
+            .at_most(150.0),
         ]);
         Ok(())
     }
@@ -389,7 +388,7 @@ impl Bench {
         gone(&self.pods).await
     }
 
-    async fn idle_sessions(&self, rows: &mut Vec<Row>) -> Result<()> {
+    async fn idle_sessions(&self, figures: &mut Vec<Figure>) -> Result<()> {
         let before = resident()?;
         let template = first(&self.pods, "cli-mcp.redhat.com/session-id=warm").await?;
         let made = futures::stream::iter(0..IDLE_SESSIONS).map(|n| {
@@ -431,9 +430,9 @@ impl Bench {
         eventually(async || Ok(metrics().await?.contains(&expected).then_some(())))
             .await
             .context("the server does not know of the idle sessions")?;
-        rows.extend([
-            row("resident memory of the server after the runs above", before, "MiB"),
-            met("resident memory with 1,000 idle sessions", resident()?, "MiB", 40.0),
+        figures.extend([
+            Figure::new("resident memory of the server after the runs above", before, "MiB"),
+            Figure::new("resident memory with 1,000 idle sessions", resident()?, "MiB").at_most(40.0),
         ]);
         Ok(())
     }

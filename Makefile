@@ -135,9 +135,16 @@ deny: ## Check licences, duplicate and banned dependencies
 deny-advisories: ## Check the dependencies against the RustSec database (downloads it)
 	hack/tools/cargo-tool cargo-deny check advisories
 
+# Tests that need a cluster, each with a target of its own. test-unit has every other one, whatever crate it is in: cargo can
+# leave crates out, and no single test.
+CLUSTER_TESTS := attack chaos cluster-soak on-cluster
+UNIT_TESTS = $(filter-out $(CLUSTER_TESTS),$(sort $(shell $(CARGO) metadata --locked --no-deps --format-version 1 | \
+  grep -o '"kind":\["test"\],"crate_types":\["bin"\],"name":"[^"]*"' | cut -d '"' -f 12)))
+
 .PHONY: test-unit
 test-unit: ## Run unit and component tests: real bash, real TLS, no cluster
-	$(CARGO) test --locked --workspace --exclude cli-mcp-e2e --exclude cli-mcp-attack --exclude cli-mcp-chaos --no-fail-fast
+	$(CARGO) test --locked --workspace --lib --bins --examples \
+	  $(addprefix --test=,$(or $(UNIT_TESTS),$(error cargo metadata names no tests))) --no-fail-fast
 
 .PHONY: test-agent-bash
 test-agent-bash: ## Run the agent's tests with bash 5.1, 5.2 and 5.3 (fetches them, pinned, with apt)

@@ -5,4 +5,5 @@ pub mod journal;
 pub mod network;
 pub mod proxy;
 pub mod shell;
+pub mod syscalls;
 pub mod table;

@@ -1,10 +1,11 @@
-//! Which addresses answer, asked from inside a sandbox and, as the control, from the node.
+//! Which addresses answer, asked from inside a sandbox and, as the control, from the node and from another pod.
 
 use std::collections::BTreeSet;
-use std::process::Command;
 
-use anyhow::{Context, Result, ensure};
-use cli_mcp_e2e::{cluster, kubectl};
+use anyhow::{Context, Result};
+use cli_mcp_e2e::instance::Instance;
+use cli_mcp_e2e::kubectl;
+use cli_mcp_e2e::node::{self, Change};
 use serde_json::Value;
 
 use crate::shell::Shell;
@@ -54,15 +55,45 @@ pub async fn reached(shell: &Shell, targets: &[Address]) -> Result<BTreeSet<Addr
 ///
 /// When the probe could not run.
 pub fn reached_from_node(targets: &[Address]) -> Result<BTreeSet<Address>> {
-    let output = Command::new(cluster::repository().join("hack/devcluster/enter"))
-        .args(["python3", "-c", &program(targets)])
-        .output()?;
-    ensure!(
-        output.status.success(),
-        "hack/devcluster/enter: {}",
-        String::from_utf8_lossy(&output.stderr)
+    Ok(parse(&node::enter(&["python3", "-c", &program(targets)])?))
+}
+
+/// Those that accept a connection from the network of the instance's proxy: a pod like any other, whose egress no policy
+/// restricts. What answers there and not in a sandbox is stopped by the sandboxes' policy.
+///
+/// # Errors
+///
+/// When the probe could not run.
+pub fn reached_from_proxy(instance: &Instance, targets: &[Address]) -> Result<BTreeSet<Address>> {
+    let pids = node::processes("proxy", &[&instance.namespace])?;
+    let pid = pids.first().context("no proxy runs")?;
+    let command = ["nsenter", "--target", pid, "--net", "python3", "-c", &program(targets)];
+    Ok(parse(&node::enter(&command)?))
+}
+
+/// Has the node listen at port 80 of these IPv4 addresses until the change ends. Packets of pods to an address that nobody has
+/// go by the node, and end there when it is the node's.
+///
+/// # Errors
+///
+/// When the node does not take the addresses, or cannot listen.
+pub fn listen_on_node(addresses: &[&str]) -> Result<Change> {
+    const LISTEN: &str = r#"
+import socket, sys
+listeners = [socket.create_server((address, 80)) for address in sys.argv[1:]]
+print("listening", flush=True)
+sys.stdin.read()
+"#;
+    // Python ends with its standard input, the pipe from this shell, which stays open until the change is taken back.
+    let apply = format!(
+        "for address; do ip address add \"$address/32\" dev lo; done
+        coproc LISTENER {{ exec python3 -c '{LISTEN}' \"$@\"; }}
+        listener=$LISTENER_PID
+        read -r <&\"${{LISTENER[0]}}\""
     );
-    Ok(parse(&String::from_utf8_lossy(&output.stdout)))
+    let undo = "if [ -n \"${listener:-}\" ]; then kill \"$listener\" || true; fi
+        for address; do ip address delete \"$address/32\" dev lo; done";
+    Change::begin(&apply, undo, addresses)
 }
 
 /// Every TCP port of every running pod, except those that a sandbox of the instance may reach: its proxy's 8080, and DNS.

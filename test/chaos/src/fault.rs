@@ -2,13 +2,16 @@
 
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use cli_mcp_e2e::instance::Instance;
+use cli_mcp_e2e::node::processes;
 use cli_mcp_e2e::{cluster, kubectl};
 
-use crate::invariants;
+use crate::gate::{self, Precondition};
+use crate::load::Client;
 use crate::node::{self, OPERATOR};
 use crate::order::Order;
+use crate::{deletion, invariants, partition};
 
 /// What is done to the system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,12 +22,13 @@ pub enum Fault {
     Pause(&'static str),
     /// `kill -9` of a component of the cluster, which stays away for some seconds.
     Restart(&'static str),
-    /// Deletion of one of the instance's objects, by kind.
-    Delete(&'static str),
-    /// Deletion of the EndpointSlices of the proxy.
+    /// Deletion of one of the instance's objects, by kind and what its name has behind the instance's. While one is gone for
+    /// which the gate asks, no session may begin.
+    Delete(&'static str, &'static str),
+    /// Deletion of the EndpointSlices of the proxy: until they are made again, no session may begin.
     Endpoints,
-    /// The sandboxes' policy is gone and nobody restores it: no sandbox may start.
-    NoPolicy,
+    /// The network of a proxy is cut, and then that of all.
+    Partition,
     /// No connection is judged by any policy, and no sandbox may run a command.
     NoEnforcement,
     /// Every Deployment is rolled.
@@ -38,7 +42,7 @@ pub enum Fault {
 }
 
 /// Each of them once.
-pub const ALL: [Fault; 30] = [
+pub const ALL: [Fault; 41] = [
     Fault::Kill("operator"),
     Fault::Kill("server"),
     Fault::Kill("proxy"),
@@ -54,16 +58,27 @@ pub const ALL: [Fault; 30] = [
     Fault::Restart("kube-controller-manager"),
     Fault::Restart("kube-network-policies"),
     Fault::Restart("kube-proxy"),
-    Fault::Delete("deployment"),
-    Fault::Delete("service"),
-    Fault::Delete("serviceaccount"),
-    Fault::Delete("role"),
-    Fault::Delete("rolebinding"),
-    Fault::Delete("configmap"),
-    Fault::Delete("networkpolicy"),
-    Fault::Delete("poddisruptionbudget"),
+    Fault::Delete("deployment", ""),
+    Fault::Delete("deployment", "-proxy"),
+    Fault::Delete("service", ""),
+    Fault::Delete("service", "-proxy"),
+    Fault::Delete("serviceaccount", ""),
+    Fault::Delete("serviceaccount", "-sandbox"),
+    Fault::Delete("serviceaccount", "-proxy"),
+    Fault::Delete("serviceaccount", "-client"),
+    Fault::Delete("role", ""),
+    Fault::Delete("role", "-client"),
+    Fault::Delete("rolebinding", ""),
+    Fault::Delete("rolebinding", "-client"),
+    Fault::Delete("configmap", "-proxy"),
+    Fault::Delete("networkpolicy", "-sandbox"),
+    Fault::Delete("networkpolicy", "-proxy"),
+    Fault::Delete("poddisruptionbudget", "-proxy"),
+    Fault::Delete("secret", "-hmac"),
+    Fault::Delete("secret", "-proxy-ca"),
+    Fault::Delete(deletion::CLUSTER_SCOPED, ""),
     Fault::Endpoints,
-    Fault::NoPolicy,
+    Fault::Partition,
     Fault::NoEnforcement,
     Fault::Roll,
     Fault::Disk,
@@ -75,7 +90,10 @@ impl Fault {
     /// Whether it may cost a session its sandbox.
     #[must_use]
     pub fn may_end_sandboxes(self) -> bool {
-        matches!(self, Self::Kill("agent") | Self::Disk | Self::Pod)
+        matches!(
+            self,
+            Self::Kill("agent") | Self::Disk | Self::Pod | Self::Delete("secret", "-hmac")
+        )
     }
 
     /// Does it, and undoes what does not mend itself.
@@ -83,21 +101,19 @@ impl Fault {
     /// # Errors
     ///
     /// When it could not be done, or the gate was open in it.
-    pub async fn strike(self, instance: &Instance, order: &mut Order) -> Result<()> {
+    pub async fn strike(self, instance: &mut Instance, clients: &[Client], order: &mut Order) -> Result<()> {
         let pause = Duration::from_millis(500 + order.below(2500) as u64);
         match self {
             Self::Kill(program) => {
-                let pids = node::processes(program, &[&instance.namespace, OPERATOR])?;
+                let pids = processes(program, &[&instance.namespace, OPERATOR])?;
                 ensure!(!pids.is_empty(), "no process of {program}");
                 let victim = pids[order.below(pids.len())].clone();
-                node::signal("-KILL", &[victim])
+                node::kill(&[victim])
             }
             Self::Pause(program) => {
-                let pids = node::processes(program, &[&instance.namespace, OPERATOR])?;
-                ensure!(!pids.is_empty(), "no process of {program}");
-                node::signal("-STOP", &pids)?;
+                let held = node::hold(&processes(program, &[&instance.namespace, OPERATOR])?)?;
                 tokio::time::sleep(Duration::from_secs(3) + pause).await;
-                node::signal("-CONT", &pids)
+                held.end()
             }
             Self::Restart(component) => {
                 let away = format!("{}", pause.as_secs_f32());
@@ -107,27 +123,18 @@ impl Fault {
                 })
                 .await
             }
-            Self::Delete(kind) => {
-                let list = kubectl::names(
+            Self::Delete(kind, suffix) => deletion::strike(kind, suffix, instance, clients).await,
+            Self::Endpoints => {
+                let held = node::hold(&[node::component("kube-controller-manager")?])?;
+                kubectl::delete_all(
                     &instance.namespace,
-                    kind,
-                    &format!("cli-mcp.redhat.com/instance={}", instance.name),
+                    "endpointslice",
+                    &format!("kubernetes.io/service-name=cli-mcp-{}-proxy", instance.name),
                 )?;
-                // With the client's ServiceAccount its tokens are taken back: that the load is refused then is what it is for.
-                let names: Vec<_> = list
-                    .iter()
-                    .filter(|name| kind != "serviceaccount" || !name.ends_with("-client"))
-                    .collect();
-                ensure!(!names.is_empty(), "the instance has no {kind}");
-                let name = names[order.below(names.len())];
-                kubectl::ok(&["-n", &instance.namespace, "delete", "--wait=false", name]).map(drop)
+                gate::stays_shut(instance, Precondition::ProxyEndpoint).await?;
+                held.end()
             }
-            Self::Endpoints => kubectl::delete_all(
-                &instance.namespace,
-                "endpointslice",
-                &format!("kubernetes.io/service-name=cli-mcp-{}-proxy", instance.name),
-            ),
-            Self::NoPolicy => no_policy(instance).await,
+            Self::Partition => partition::strike(instance).await,
             Self::NoEnforcement => no_enforcement(instance).await,
             Self::Roll => {
                 kubectl::ok(&["-n", &instance.namespace, "rollout", "restart", "deployment"])?;
@@ -169,43 +176,6 @@ fn random_session(instance: &Instance, order: &mut Order) -> Result<String> {
     Ok(sessions[order.below(sessions.len())].clone())
 }
 
-/// Without the operator nobody restores the policy: a new session must be refused, and served once all is well again.
-async fn no_policy(instance: &Instance) -> Result<()> {
-    let deployment = "deployment/cli-mcp-operator-controller-manager";
-    let scale = |replicas: &str| kubectl::ok(&["-n", OPERATOR, "scale", deployment, &format!("--replicas={replicas}")]);
-    scale("0")?;
-    kubectl::ok(&["-n", OPERATOR, "wait", "--for=delete", "pod", "--all", "--timeout=120s"])?;
-    let policy = format!("cli-mcp-{}-sandbox", instance.name);
-    kubectl::ok(&["-n", &instance.namespace, "delete", "networkpolicy", &policy])?;
-    let session = instance.endpoint.connect("gate-closed").await?;
-    // The server hears of the deletion by its watch; from then on it refuses, every time.
-    let refused = cluster::eventually("the gate's refusal", async || {
-        let result = session.bash("true").await?;
-        if result.exit_code.is_some() {
-            // It was faster than the watch: what it made must not stay.
-            instance.endpoint.connect("gate-closed").await?.delete().await?;
-        }
-        ensure!(result.text.contains(&policy), "{result:?}");
-        Ok(())
-    })
-    .await;
-    for attempt in 0..5 {
-        let result = session.bash("true").await?;
-        if result.exit_code.is_some() {
-            bail!("attempt {attempt}: a session began while the policy was missing: {result:?}");
-        }
-    }
-    let pods = kubectl::names(&instance.namespace, "pods", "cli-mcp.redhat.com/session-id=gate-closed")?;
-    scale("1")?;
-    kubectl::ok(&["-n", OPERATOR, "rollout", "status", deployment, "--timeout=180s"])?;
-    refused?;
-    ensure!(
-        pods.is_empty(),
-        "a sandbox was made while the policy was missing: {pods:?}"
-    );
-    Ok(())
-}
-
 /// A stranger takes the Lease with a time far in the future, and falls silent. The operator must lead again.
 async fn lease(instance: &Instance) -> Result<()> {
     let lease = kubectl::ok(&["-n", OPERATOR, "get", "lease", "-o", "name"])?;
@@ -239,34 +209,29 @@ async fn no_enforcement(instance: &Instance) -> Result<()> {
         Ok(())
     })
     .await?;
-    pass_by_the_enforcer("--insert")?;
-    let found = async {
-        for session in [&running, &fresh] {
-            // Each agent looks once a minute.
-            cluster::eventually("the agent's refusal", async || {
-                let result = session.bash("true").await?;
-                ensure!(
-                    result.exit_code.is_none() && result.text.contains("EgressNotEnforced"),
-                    "{result:?}"
-                );
-                Ok(())
-            })
-            .await?;
-        }
-        for attempt in 0..5 {
-            for session in [&running, &fresh] {
-                let result = session.bash("true").await?;
-                ensure!(
-                    result.exit_code.is_none(),
-                    "attempt {attempt}: a command ran over an open network: {result:?}"
-                );
-            }
-        }
-        Ok(())
+    let open = node::pass_by_the_enforcer()?;
+    for session in [&running, &fresh] {
+        // Each agent looks once a minute.
+        cluster::eventually("the agent's refusal", async || {
+            let result = session.bash("true").await?;
+            ensure!(
+                result.exit_code.is_none() && result.text.contains("EgressNotEnforced"),
+                "{result:?}"
+            );
+            Ok(())
+        })
+        .await?;
     }
-    .await;
-    pass_by_the_enforcer("--delete")?;
-    found?;
+    for attempt in 0..5 {
+        for session in [&running, &fresh] {
+            let result = session.bash("true").await?;
+            ensure!(
+                result.exit_code.is_none(),
+                "attempt {attempt}: a command ran over an open network: {result:?}"
+            );
+        }
+    }
+    open.end()?;
     cluster::eventually("the session's next command", async || {
         let result = running.bash("cat /workspace/mark").await?;
         ensure!(
@@ -278,15 +243,5 @@ async fn no_enforcement(instance: &Instance) -> Result<()> {
     .await?;
     running.delete().await?;
     fresh.delete().await?;
-    Ok(())
-}
-
-/// Lets connections past the enforcer's queue (`--insert`), or into it again (`--delete`).
-fn pass_by_the_enforcer(change: &str) -> Result<()> {
-    for chain in ["POLICY-POSTROUTING", "POLICY-INPUT"] {
-        node::enter(&[
-            "iptables", "--wait", "--table", "mangle", change, chain, "--jump", "RETURN",
-        ])?;
-    }
     Ok(())
 }

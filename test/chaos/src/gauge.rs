@@ -5,10 +5,8 @@ use std::fs::File;
 use std::io::{BufRead, BufReader, Seek, SeekFrom};
 
 use anyhow::{Context, Result, ensure};
-use cli_mcp_e2e::cluster;
+use cli_mcp_e2e::{cluster, node};
 use serde_json::Value;
-
-use crate::node;
 
 /// The programs that are looked at.
 pub const PROGRAMS: [&str; 4] = ["operator", "server", "proxy", "agent"];

@@ -33,14 +33,17 @@ pub fn pods(instance: &Instance) -> Result<BTreeMap<String, String>> {
         .collect())
 }
 
-/// Names of everything that belongs to the namespace besides pods.
+/// Kinds of what an instance has in its namespace besides pods.
+pub const KINDS: &str =
+    "deployment,service,serviceaccount,role,rolebinding,configmap,secret,networkpolicy,poddisruptionbudget";
+
+/// Names of everything of these kinds in the namespace.
 ///
 /// # Errors
 ///
 /// When it cannot be listed.
 pub fn objects(instance: &Instance) -> Result<Vec<String>> {
-    let kinds = "deployment,service,serviceaccount,role,rolebinding,configmap,secret,networkpolicy,poddisruptionbudget";
-    let names = kubectl::ok(&["-n", &instance.namespace, "get", kinds, "-o", "name"])?;
+    let names = kubectl::ok(&["-n", &instance.namespace, "get", KINDS, "-o", "name"])?;
     Ok(names.lines().map(str::to_owned).collect())
 }
 

@@ -71,7 +71,7 @@ impl Life {
 pub struct Client {
     /// Its id.
     pub id: String,
-    endpoint: Endpoint,
+    endpoint: Arc<Mutex<Endpoint>>,
     life: Arc<Mutex<Life>>,
     stop: Arc<AtomicBool>,
     marks: Arc<AtomicU64>,
@@ -82,7 +82,7 @@ impl Client {
     pub fn start(endpoint: &Endpoint, id: &str) -> Self {
         let client = Self {
             id: id.to_owned(),
-            endpoint: endpoint.clone(),
+            endpoint: Arc::new(Mutex::new(endpoint.clone())),
             life: Arc::default(),
             stop: Arc::default(),
             marks: Arc::new(AtomicU64::new(1)),
@@ -108,6 +108,29 @@ impl Client {
         self.life().resets
     }
 
+    /// Goes on with another token.
+    pub fn renew(&self, endpoint: &Endpoint) {
+        *self.endpoint.lock().unwrap_or_else(PoisonError::into_inner) = endpoint.clone();
+    }
+
+    fn endpoint(&self) -> Endpoint {
+        self.endpoint.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Ends the session as its caller may, so that its next command begins anew. No answer needs to say so. Nothing must be
+    /// able to run in the session of before any more.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be ended.
+    pub async fn begin_anew(&self) -> Result<()> {
+        let session = self.endpoint().connect(&self.id).await?;
+        self.life().answer_lost = true;
+        let status = session.delete().await?;
+        ensure!(status == 204, "session {} was not ended: {status}", self.id);
+        Ok(())
+    }
+
     fn life(&self) -> std::sync::MutexGuard<'_, Life> {
         self.life.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -130,7 +153,7 @@ impl Client {
             tokio::time::sleep(Duration::from_millis(150)).await;
             let connected = match session.take() {
                 Some(connected) => connected,
-                None => match self.endpoint.connect(&self.id).await {
+                None => match self.endpoint().connect(&self.id).await {
                     Ok(connected) => connected,
                     // Nobody answers: the caller knows that nothing ran.
                     Err(_) => continue,
@@ -166,7 +189,7 @@ impl Client {
         };
         // The servers may be on their way out or in: who gets no answer asks again. What a lost answer told is not known.
         let found = cluster::eventually("the marks", async || {
-            let session = self.endpoint.connect(&self.id).await?;
+            let session = self.endpoint().connect(&self.id).await?;
             let answer = session.bash("cat /workspace/marks").await;
             if answer.is_err() {
                 self.life().answer_lost = true;

@@ -8,6 +8,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
 use cli_mcp_chaos::balancer;
+use cli_mcp_chaos::deletion;
 use cli_mcp_chaos::fault::{self, Fault};
 use cli_mcp_chaos::invariants::Before;
 use cli_mcp_chaos::load::Client;
@@ -67,6 +68,11 @@ async fn every_fault_leaves_every_session_whole() -> Result<()> {
     let clients: Vec<_> = (0..SESSIONS)
         .map(|number| Client::start(&instance.endpoint, &format!("chaos-{number}")))
         .collect();
+    let children = fault::ALL.iter().filter_map(|fault| match fault {
+        Fault::Delete(kind, suffix) => Some((*kind, *suffix)),
+        _ => None,
+    });
+    deletion::nothing_is_left_out(&instance, children)?;
     // The sandboxes come into being.
     Before::look(&instance, &clients)?
         .compare(&instance, &clients, POOL, true)
@@ -75,7 +81,7 @@ async fn every_fault_leaves_every_session_whole() -> Result<()> {
         for (number, fault) in chosen(&mut order)?.into_iter().enumerate() {
             let which = format!("seed {seed}, pass {pass}, fault {number}: {fault:?}");
             let began = Instant::now();
-            strike(fault, &instance, &clients, &mut order)
+            strike(fault, &mut instance, &clients, &mut order)
                 .await
                 .with_context(|| which.clone())?;
             writeln!(
@@ -92,9 +98,9 @@ async fn every_fault_leaves_every_session_whole() -> Result<()> {
     Ok(())
 }
 
-async fn strike(fault: Fault, instance: &Instance, clients: &[Client], order: &mut Order) -> Result<()> {
+async fn strike(fault: Fault, instance: &mut Instance, clients: &[Client], order: &mut Order) -> Result<()> {
     let before = Before::look(instance, clients)?;
-    fault.strike(instance, order).await?;
+    fault.strike(instance, clients, order).await?;
     before
         .compare(instance, clients, POOL, fault.may_end_sandboxes())
         .await?;

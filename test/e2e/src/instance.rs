@@ -64,19 +64,12 @@ impl Instance {
         setup::secrets(namespace, name, Some(&ca_file))?;
         setup::apply(namespace, name, spec)?;
         wait_ready(namespace, name)?;
-        let token = kubectl::ok(&[
-            "-n",
-            namespace,
-            "create",
-            "token",
-            &format!("cli-mcp-{name}-client"),
-            "--duration=1h",
-        ])?;
+        let token = client_token(namespace, name)?;
         let (forward, port) = Forward::start(namespace, &format!("service/cli-mcp-{name}"))?;
         let endpoint = Endpoint {
             base_url: format!("https://localhost:{port}"),
             ca_pem: Some(std::fs::read(&ca_file)?),
-            token: Some(Token(token.trim().to_owned())),
+            token: Some(token),
         };
         Ok(Self {
             namespace: namespace.to_owned(),
@@ -99,6 +92,16 @@ impl Instance {
         Ok(())
     }
 
+    /// Gets another token: with its ServiceAccount the one of before has ended.
+    ///
+    /// # Errors
+    ///
+    /// When the API server gives none.
+    pub fn renew_token(&mut self) -> Result<()> {
+        self.endpoint.token = Some(client_token(&self.namespace, &self.name)?);
+        Ok(())
+    }
+
     /// Connects a session of this instance, and waits until its sandbox runs commands: a busy machine may take longer to
     /// start a pod than the server waits for one.
     ///
@@ -117,6 +120,13 @@ impl Instance {
         .await?;
         Ok(session)
     }
+}
+
+/// A token of the instance's client ServiceAccount, for longer than any suite takes.
+fn client_token(namespace: &str, name: &str) -> Result<Token> {
+    let account = format!("cli-mcp-{name}-client");
+    let token = kubectl::ok(&["-n", namespace, "create", "token", &account, "--duration=12h"])?;
+    Ok(Token(token.trim().to_owned()))
 }
 
 /// Waits for the condition as `kubectl wait` does; a failure shows the instance and its pods.

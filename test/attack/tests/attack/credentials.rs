@@ -1,8 +1,13 @@
 //! Looking for something worth taking in the pod itself.
 
+use std::process::Command;
+
 use anyhow::{Context, Result, ensure};
 use cli_mcp_attack::arena::arena;
 use cli_mcp_attack::shell::Shell;
+use cli_mcp_attack::syscalls::PRELUDE;
+use cli_mcp_e2e::instance::Instance;
+use cli_mcp_e2e::kubectl;
 use cli_mcp_e2e::secret_search::Needles;
 
 /// Tried: searching files, mounts, environments, command lines, descriptors and memory of every process for any Secret
@@ -91,10 +96,14 @@ print("agent", *tries(1))
 async fn what_kubernetes_puts_into_pods() -> Result<()> {
     let (shells, _guard) = arena()?.shells().await?;
     for shell in &shells {
-        let token = shell
-            .run("ls /var/run/secrets /run/secrets 2>/dev/null; find / -xdev -name token -type f 2>/dev/null; true")
+        let found = shell
+            .run(
+                "ls /var/run/secrets /run/secrets 2>/dev/null; : >/workspace/token; \
+                 find / \\( -path /proc -o -path /sys \\) -prune -o -name token -type f -print 2>/dev/null; rm /workspace/token",
+            )
             .await?;
-        ensure!(token.stdout.is_empty(), "{}: {token:?}", shell.kind());
+        // The control is the file that was just made; a token of Kubernetes is in a mount of its own, as that is.
+        ensure!(found.stdout == "/workspace/token\n", "{}: {found:?}", shell.kind());
         let environment = shell.ok("env").await?;
         ensure!(environment.contains("HTTPS_PROXY="), "{environment}");
         for line in environment.lines() {
@@ -123,8 +132,12 @@ async fn what_kubernetes_puts_into_pods() -> Result<()> {
 #[tokio::test(flavor = "multi_thread")]
 async fn what_the_kernel_knows() -> Result<()> {
     const PROGRAM: &str = r#"
-import ctypes, glob, os
-libc = ctypes.CDLL(None, use_errno=True)
+import glob
+def allowed(name, *args):
+    try:
+        return call(name, *args) >= 0
+    except OSError:
+        return False
 def read(path):
     try:
         with open(path, "rb") as f:
@@ -136,7 +149,7 @@ def lists(path):
         return len(os.listdir(path)) > 0
     except OSError:
         return False
-print("control", read("/proc/self/status"), lists("/sys/class"))
+print("control", read("/proc/self/status"), lists("/sys/class"), allowed("getpid"))
 opened = [path for path in ("/proc/kcore", "/proc/keys", "/proc/kmsg", "/proc/sched_debug", "/proc/timer_list", "/dev/mem", "/dev/kmsg",
     "/dev/sda", "/dev/vda", "/sys/class/dmi/id/product_uuid", "/sys/class/dmi/id/product_serial") if read(path)]
 opened += [path for path in ("/sys/firmware", "/sys/kernel/debug", "/sys/kernel/tracing", "/sys/kernel/security", "/proc/scsi", "/proc/acpi",
@@ -144,9 +157,9 @@ opened += [path for path in ("/sys/firmware", "/sys/kernel/debug", "/sys/kernel/
 if any(int(line.split()[0], 16) for line in open("/proc/kallsyms")) if os.access("/proc/kallsyms", os.R_OK) else False:
     opened.append("kallsyms")
 buffer = ctypes.create_string_buffer(4096)
-if libc.syscall(103, 3, buffer, 4096) > 0:
+if allowed("syslog", 3, buffer, 4096):
     opened.append("syslog")
-if libc.syscall(250, 0, -3, 1) >= 0 or libc.syscall(249, b"user", b"x", None, -3) >= 0:
+if allowed("keyctl", 0, -3, 1) or allowed("request_key", b"user", b"x", 0, -3):
     opened.append("keyrings")
 for pid in glob.glob("/proc/[0-9]*"):
     try:
@@ -159,10 +172,11 @@ opened += [path for path in glob.glob("/sys/fs/cgroup/**/*kubepods*", recursive=
 print("opened", *opened)
 "#;
     let (shells, _guard) = arena()?.shells().await?;
+    let program = format!("{PRELUDE}{PROGRAM}");
     for shell in &shells {
-        let output = shell.python(PROGRAM).await?;
+        let output = shell.python(&program).await?;
         ensure!(
-            output == "control True True\nopened\n",
+            output == "control True True True\nopened\n",
             "{}: the kernel tells: {output}",
             shell.kind()
         );
@@ -174,29 +188,37 @@ print("opened", *opened)
 /// Stopped by: the agent compares SHA-256 of what it is given: a digest is no token.
 #[tokio::test(flavor = "multi_thread")]
 async fn passing_the_digest() -> Result<()> {
-    let (shells, _guard) = arena()?.shells().await?;
-    for shell in &shells {
-        let digest = digest(shell)?;
-        let paths = if shell.kind() == "assigned" {
-            ["exec", "cancel"].as_slice()
-        } else {
-            &["assign"]
+    const JSON: &str = "-H 'Content-Type: application/json' -d '{\"command\":\"true\",\"token\":\"x\"}'";
+    // What the agent refuses only of a caller whose token it takes: nothing runs, and nothing is assigned.
+    const TEXT: &str = "-H 'Content-Type: text/plain' -d x";
+    let arena = arena()?;
+    let (shells, _guard) = arena.shells().await?;
+    for (shell, instance) in shells.iter().zip([&arena.home, &arena.neighbour]) {
+        let (pod, digest) = pod_and_digest(shell)?;
+        let (paths, message) = match shell {
+            Shell::Assigned(_) => (["exec", "cancel"].as_slice(), "attacker".to_owned()),
+            Shell::Unassigned { .. } => (["assign"].as_slice(), format!("assign/{pod}")),
+        };
+        let status = async |token: &str, path: &str, body: &str| {
+            shell
+                .ok(&format!(
+                    "curl -s --noproxy '*' -o /dev/null -w '%{{http_code}}' -H 'Authorization: Bearer {token}' {body} http://127.0.0.1:8090/{path}"
+                ))
+                .await
         };
         for path in paths {
-            let status = shell
-                .ok(&format!(
-                    "curl -s --noproxy '*' -o /dev/null -w '%{{http_code}}' -H 'Authorization: Bearer {digest}' \
-                     -H 'Content-Type: application/json' -d '{{\"command\":\"true\",\"token\":\"{digest}\"}}' http://127.0.0.1:8090/{path}"
-                ))
-                .await?;
-            ensure!(status == "401", "{}: {path}: {status}", shell.kind());
+            let refused = status(&digest, path, JSON).await?;
+            ensure!(refused == "401", "{}: {path}: {refused}", shell.kind());
         }
+        let token = token(instance, &message)?;
+        let control = status(&token, paths[0], TEXT).await?;
+        ensure!(control == "415", "{}: the control: {control}", shell.kind());
     }
     Ok(())
 }
 
-/// The token's digest in the pod's specification.
-fn digest(shell: &Shell) -> Result<String> {
+/// The pod that the shell is in, and the token's digest in its specification.
+fn pod_and_digest(shell: &Shell) -> Result<(String, String)> {
     let (namespace, selector) = match shell {
         Shell::Assigned(_) => (
             "attack-home",
@@ -207,7 +229,7 @@ fn digest(shell: &Shell) -> Result<String> {
             ["--field-selector".to_owned(), format!("metadata.name={pod}")],
         ),
     };
-    let digests = cli_mcp_e2e::kubectl::ok(&[
+    let found = kubectl::ok(&[
         "-n",
         namespace,
         "get",
@@ -215,8 +237,22 @@ fn digest(shell: &Shell) -> Result<String> {
         &selector[0],
         &selector[1],
         "-o",
-        "jsonpath={.items[0].spec.containers[0].env[?(@.name==\"SANDBOX_AUTH_TOKEN_SHA256\")].value}{.items[0].spec.containers[0].env[?(@.name==\"SANDBOX_ASSIGN_TOKEN_SHA256\")].value}",
+        "jsonpath={.items[0].metadata.name} {.items[0].spec.containers[0].env[?(@.name==\"SANDBOX_AUTH_TOKEN_SHA256\")].value}{.items[0].spec.containers[0].env[?(@.name==\"SANDBOX_ASSIGN_TOKEN_SHA256\")].value}",
     ])?;
-    ensure!(digests.len() == 64, "expected one digest: {digests:?}");
-    Ok(digests)
+    let (pod, digest) = found.split_once(' ').context(found.clone())?;
+    ensure!(digest.len() == 64, "expected one digest: {found:?}");
+    Ok((pod.to_owned(), digest.to_owned()))
+}
+
+/// A token as the contract's section 5 derives it from the instance's key, by other code than the product's.
+fn token(instance: &Instance, message: &str) -> Result<String> {
+    const HMAC: &str = "import base64, hmac, sys; print(hmac.new(base64.b64decode(sys.stdin.read()), sys.argv[1].encode(), 'sha256').hexdigest())";
+    let secret = format!("cli-mcp-{}-hmac", instance.name);
+    let script =
+        "set -o pipefail; kubectl -n \"$1\" get secret \"$2\" -o 'jsonpath={.data.key}' | python3 -c \"$3\" \"$4\"";
+    let output = Command::new("bash")
+        .args(["-c", script, "bash", &instance.namespace, &secret, HMAC, message])
+        .output()?;
+    ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    Ok(String::from_utf8(output.stdout)?.trim().to_owned())
 }

@@ -1,11 +1,13 @@
 //! Making the proxy act as somebody else, for somebody else, or hand out something that lasts.
 
+use std::process::Command;
+
 use anyhow::{Result, ensure};
 use cli_mcp_attack::arena::{API, SECOND_PREFIX, arena};
 use cli_mcp_attack::journal;
 use cli_mcp_attack::proxy::{Case, ask};
 use cli_mcp_attack::shell::Shell;
-use cli_mcp_e2e::cluster;
+use cli_mcp_e2e::{cluster, kubectl};
 
 const WHOAMI: &str = "/apis/authentication.k8s.io/v1/selfsubjectreviews";
 const REVIEW: &str = r#"{"apiVersion":"authentication.k8s.io/v1","kind":"SelfSubjectReview"}"#;
@@ -165,18 +167,29 @@ async fn another_cluster_on_the_same_host() -> Result<()> {
     Ok(())
 }
 
-/// Tried: a new token by `TokenRequest`, a client certificate by approving a request of one's own, OAuth and Rancher
-/// tokens; by kubectl and by hand.
+/// Tried: a new token by `TokenRequest`, a client certificate by a request of one's own and by approving another's, OAuth and
+/// Rancher tokens; by kubectl and by hand.
 /// Stopped by: the proxy refuses what mints credentials.
 #[tokio::test(flavor = "multi_thread")]
 async fn minting_a_token_or_certificate() -> Result<()> {
     let attacker = arena()?.attacker().await?;
+    // One that an administrator made, so that there is something to approve.
+    let request = |name: &str| {
+        format!(
+            "set -e; folder=$(mktemp -d); openssl req -new -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -keyout $folder/key \
+             -subj /CN=attacker -out $folder/request 2>/dev/null; kubectl create -f - <<Y\n\
+             apiVersion: certificates.k8s.io/v1\nkind: CertificateSigningRequest\nmetadata: {{name: {name}}}\n\
+             spec: {{signerName: kubernetes.io/kube-apiserver-client, usages: [client auth], request: $(base64 -w0 $folder/request)}}\nY\nrm -r $folder"
+        )
+    };
+    kubectl::ok(&["delete", "csr", "attack-mint", "--ignore-not-found"])?;
+    let made = Command::new("bash").args(["-c", &request("attack-mint")]).output()?;
+    ensure!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+    let own = format!("({}\n)", request("attack-mint-own"));
     for command in [
         "kubectl create token -n attack-home cli-mcp-investigator",
-        "openssl req -new -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -keyout /tmp/k -subj /CN=attacker -out /tmp/r 2>/dev/null; \
-         kubectl create -f - <<Y && kubectl certificate approve attack-mint\n\
-         apiVersion: certificates.k8s.io/v1\nkind: CertificateSigningRequest\nmetadata: {name: attack-mint}\n\
-         spec: {signerName: kubernetes.io/kube-apiserver-client, usages: [client auth], request: $(base64 -w0 /tmp/r)}\nY",
+        own.as_str(),
+        "kubectl certificate approve attack-mint",
     ] {
         let ran = attacker.run(command).await?;
         ensure!(
@@ -205,7 +218,21 @@ async fn minting_a_token_or_certificate() -> Result<()> {
             case.raw
         );
     }
-    attacker.ok("kubectl delete csr attack-mint --ignore-not-found").await?;
+    // The control: the same objects without what mints, read and written, are served.
+    let control = attacker
+        .ok(
+            "kubectl get serviceaccount -n attack-home default -o name && kubectl get csr attack-mint -o name && \
+             kubectl create serviceaccount -n attack-home attack-mint --dry-run=server -o name",
+        )
+        .await?;
+    ensure!(
+        control
+            == "serviceaccount/default\ncertificatesigningrequest.certificates.k8s.io/attack-mint\nserviceaccount/attack-mint\n",
+        "the control: {control}"
+    );
+    let approved = kubectl::ok(&["get", "csr", "attack-mint", "-o", "jsonpath={.status}"])?;
+    ensure!(matches!(approved.as_str(), "" | "{}"), "{approved}");
+    kubectl::ok(&["delete", "csr", "attack-mint"])?;
     Ok(())
 }
 

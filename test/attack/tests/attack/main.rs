@@ -2,7 +2,6 @@
 //! on each test becomes its row in `docs/security.md`.
 
 mod credentials;
-mod documentation;
 mod exhaustion;
 mod hostile_data;
 mod identity;

@@ -1,4 +1,4 @@
-//! Other sessions: their files, their answers, their tokens.
+//! Other sessions: their files, their answers, their tokens; and staying on where one should have ended.
 
 use anyhow::{Context, Result, ensure};
 use cli_mcp_attack::arena::arena;
@@ -55,6 +55,35 @@ async fn surviving_deletion() -> Result<()> {
     .await
 }
 
+/// Tried: processes that leave their session and their parent, so that the timeout of the call does not find them.
+/// Stopped by: the agent's timeout, which ends every descendant; the session goes on.
+#[tokio::test(flavor = "multi_thread")]
+async fn outliving_the_timeout() -> Result<()> {
+    const SLEEPERS: &str = "pgrep -fxc 'sleep 1[0]00'";
+    let session = arena()?.home.session("leavers").await?;
+    session.bash("kept=yes").await?;
+    let command = format!(
+        "for i in $(seq 40); do (setsid sleep 1000 &) ; done >/dev/null 2>&1; until [ \"$({SLEEPERS})\" -ge 40 ]; do sleep 0.1; done; echo forty; sleep 60"
+    );
+    let result = session
+        .call(serde_json::json!({"command": command, "timeout": 20}))
+        .await?;
+    ensure!(
+        result.timed_out && result.stdout.starts_with("forty\n"),
+        "the control: {result:?}"
+    );
+    cluster::eventually("the end of the processes that left", async || {
+        let left = session.bash(SLEEPERS).await?;
+        ensure!(left.stdout == "0\n" && left.session_reset.is_none(), "{left:?}");
+        Ok(())
+    })
+    .await?;
+    let kept = session.bash("echo $kept").await?;
+    ensure!(kept.stdout == "yes\n", "{kept:?}");
+    ensure!(session.delete().await? == 204);
+    Ok(())
+}
+
 /// Tried: killing or stopping the agent, taking its port (also with `SO_REUSEPORT` and on the pod's own address), and
 /// answering the server's and the kubelet's questions in its place.
 /// Stopped by: the kernel keeps signals of its own namespace from the agent, which is process 1, and its port is taken.
@@ -67,7 +96,7 @@ for number in (signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM, signal.SIGINT, si
         os.kill(1, number)
     except OSError:
         pass
-taken = []
+taken, free = [], []
 own = socket.gethostbyname(socket.gethostname())
 for family, address in [(socket.AF_INET, "0.0.0.0"), (socket.AF_INET, own), (socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::"), (socket.AF_INET6, "::ffff:127.0.0.1")]:
     for option in (None, socket.SO_REUSEADDR, socket.SO_REUSEPORT):
@@ -82,12 +111,17 @@ for family, address in [(socket.AF_INET, "0.0.0.0"), (socket.AF_INET, own), (soc
             pass
         finally:
             s.close()
-print("TAKEN", [t for t in taken if t[0] != "::"])
+    with socket.socket(family, socket.SOCK_STREAM) as s:
+        s.bind((address, 8099))
+        s.listen()
+        free.append(address)
+print("FREE", len(free), "TAKEN", [t for t in taken if t[0] != "::"])
 "#;
     let (shells, _guard) = arena()?.shells().await?;
     for shell in &shells {
         let output = shell.python(PROGRAM).await?;
-        ensure!(output.trim() == "TAKEN []", "{}: {output}", shell.kind());
+        // The control: a port that nobody has can be taken on each of the five addresses.
+        ensure!(output.trim() == "FREE 5 TAKEN []", "{}: {output}", shell.kind());
         let health = shell
             .ok("curl -s --noproxy '*' -o /dev/null -w '%{http_code}' http://127.0.0.1:8090/health")
             .await?;
@@ -254,6 +288,10 @@ async fn spelling_the_victims_session() -> Result<()> {
             .status();
         ensure!(matches!(status.as_u16(), 400 | 403 | 404 | 405), "{id}: {status}");
     }
+    // The control: an id of the strict form is taken, also where it names nobody's session.
+    let url = format!("{}/sessions/attack-nobody", arena.home.endpoint.base_url);
+    let control = http.delete(url).send().await?.status();
+    ensure!(control == 204, "the control: {control}");
     let alive = kubectl::ok(&[
         "-n",
         &arena.home.namespace,

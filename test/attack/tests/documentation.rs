@@ -1,4 +1,4 @@
-//! The document and the tests say the same.
+//! The document and the tests say the same. Needs no cluster, and so runs with the unit tests.
 
 use anyhow::{Context, Result, ensure};
 use cli_mcp_attack::table;

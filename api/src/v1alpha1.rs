@@ -82,8 +82,9 @@ pub struct SandboxSpec {
     #[schemars(length(min = 2, max = 32))]
     #[x_kube(validation = Rule::new("self.matches('^([0-9]+([.][0-9]+)?(ns|us|µs|ms|s|m|h))+$') && duration(self) > duration('0s')").message("must be a duration of more than zero, such as 30m, 1h30m or 45s"))]
     pub idle_timeout: String,
-    /// A session this old ends, in its first pause of half a minute and at the latest five and a half minutes later: the
-    /// command that runs at that time is not cut off. A duration. Empty: no limit.
+    /// A session this old ends, in its first pause of half a minute: the command that runs when its time comes is not cut
+    /// off. At the latest it ends five and a half minutes later, and cuts off what was begun since. A duration. Empty: no
+    /// limit.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     #[schemars(length(max = 32))]
     #[x_kube(validation = Rule::new("self == '' || (self.matches('^([0-9]+([.][0-9]+)?(ns|us|µs|ms|s|m|h))+$') && duration(self) > duration('0s'))").message("must be empty or a duration of more than zero, such as 8h"))]

@@ -14,12 +14,9 @@ use crate::controller::Scope;
 use crate::dereference::SecretContent;
 use crate::idle::ACTIVITY_LAG;
 use crate::metrics::Metrics;
-use crate::pool::Backoff;
-use crate::sandboxes::Sandbox;
+use crate::pool::{Backoff, Expected};
 use crate::settings::Settings;
-
-/// A watch that is this far behind is broken, and is started again by its own back-off.
-const CACHE_LAG: Duration = Duration::from_secs(30);
+use crate::status::Written;
 
 /// Shared by all reconciles.
 pub struct Context {
@@ -47,6 +44,8 @@ pub struct Memory {
     pub failures: HashMap<String, u32>,
     /// Pools by UID of the instance.
     pub pools: HashMap<String, PoolMemory>,
+    /// Statuses that were written and that the cache may not show yet, by UID of the instance.
+    pub written: HashMap<String, Written>,
     /// Since when this replica reconciles.
     pub working_since: Option<Instant>,
 }
@@ -66,18 +65,8 @@ impl Memory {
 pub struct PoolMemory {
     /// Its failures.
     pub backoff: Backoff,
-    /// Sandboxes that were created and that the cache may not show yet, with the time of their creation.
-    pub expected: HashMap<String, Instant>,
-}
-
-impl PoolMemory {
-    /// How many created sandboxes are neither in the cache nor so old that they must have been there and gone.
-    pub fn unseen(&mut self, seen: &[Sandbox], now: Instant) -> usize {
-        self.expected.retain(|name, created| {
-            now.duration_since(*created) < CACHE_LAG && !seen.iter().any(|sandbox| sandbox.name == *name)
-        });
-        self.expected.len()
-    }
+    /// Sandboxes that were created and that the cache may not show yet.
+    pub expected: Expected,
 }
 
 impl Context {

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use cli_mcp_api::labels::{self, Component};
 use cli_mcp_api::names;
 use cli_mcp_api::v1alpha1::CliMcpInstance;
+use cli_mcp_sandbox::pod::is_owned_by;
 use k8s_openapi::api::core::v1::{Pod, Secret};
 use kube::api::DynamicObject;
 use kube::runtime::reflector::ObjectRef;
@@ -81,11 +82,12 @@ pub async fn dereference(context: &Context, caches: &Caches, instance: &CliMcpIn
     let children = children(caches, &namespace, &name);
     let mut pods = caches.pods_of(&namespace, &name);
     pods.sort_by_key(|pod| pod.name_any());
-    let of = |component: Component| {
+    let uid = instance.uid().unwrap_or_default();
+    // Anybody may write labels: whose a pod is its owner reference says.
+    let of = |component: Component, is_ours: &dyn Fn(&Pod) -> bool| {
         let is_of = |pod: &&Arc<Pod>| {
-            pod.labels()
-                .get(labels::COMPONENT)
-                .is_some_and(|found| found == component.as_str())
+            let found = pod.labels().get(labels::COMPONENT);
+            found.is_some_and(|found| found == component.as_str()) && is_ours(pod)
         };
         pods.iter().filter(is_of).cloned().collect()
     };
@@ -96,10 +98,24 @@ pub async fn dereference(context: &Context, caches: &Caches, instance: &CliMcpIn
         hmac: secret(names::hmac(&name)).await?,
         proxy_address: proxy_address(&children, &name),
         proxy_ready: proxy_ready(caches, &namespace, &name),
-        server_pods: of(Component::Server),
-        proxy_pods: of(Component::Proxy),
-        sandboxes: of(Component::Sandbox),
+        server_pods: of(Component::Server, &|pod| {
+            is_pod_of_deployment(pod, &names::server(&name))
+        }),
+        proxy_pods: of(Component::Proxy, &|pod| is_pod_of_deployment(pod, &names::proxy(&name))),
+        sandboxes: of(Component::Sandbox, &|pod| is_owned_by(pod, &uid)),
         children,
+    })
+}
+
+/// Whether a pod is of a Deployment: its ReplicaSet is called as the Deployment and the pod's own `pod-template-hash`
+/// (<https://kubernetes.io/docs/concepts/workloads/controllers/deployment/#pod-template-hash-label>).
+#[must_use]
+pub fn is_pod_of_deployment(pod: &Pod, deployment: &str) -> bool {
+    let Some(hash) = pod.labels().get("pod-template-hash") else {
+        return false;
+    };
+    pod.owner_references().iter().any(|owner| {
+        owner.controller == Some(true) && owner.kind == "ReplicaSet" && owner.name == format!("{deployment}-{hash}")
     })
 }
 

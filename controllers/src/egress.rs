@@ -14,7 +14,7 @@ use crate::sandboxes::Sandbox;
 /// What is known of the network.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Egress {
-    /// A sandbox that had to prove it is ready.
+    /// A sandbox that had to prove it is ready. One that was built when the check was off had not.
     Enforced,
     /// A sandbox reached what it must not.
     Open {
@@ -29,9 +29,16 @@ pub enum Egress {
     Unknown,
 }
 
-/// Judges the sandboxes of a pool of this size. `reported` is the one whose probe the kubelet reported, see [`reported_open`].
+/// Judges the sandboxes of a pool of this size. `spec_hash` is that of the present template, which says that they must
+/// prove it. `reported` is the one whose probe the kubelet reported, see [`reported_open`].
 #[must_use]
-pub fn judge(check: EgressCheck, sandboxes: &[Sandbox], pool: usize, reported: Option<String>) -> Egress {
+pub fn judge(
+    check: EgressCheck,
+    spec_hash: Option<&str>,
+    sandboxes: &[Sandbox],
+    pool: usize,
+    reported: Option<String>,
+) -> Egress {
     if check == EgressCheck::Disabled {
         return Egress::Disabled;
     }
@@ -41,7 +48,10 @@ pub fn judge(check: EgressCheck, sandboxes: &[Sandbox], pool: usize, reported: O
     if let Some(pod) = marked.map(|sandbox| sandbox.name.clone()).or(reported) {
         return Egress::Open { pod };
     }
-    if sandboxes.iter().any(|sandbox| sandbox.ready) {
+    if sandboxes
+        .iter()
+        .any(|sandbox| sandbox.ready && spec_hash == Some(sandbox.spec_hash.as_str()))
+    {
         Egress::Enforced
     } else if pool > 0 || !sandboxes.is_empty() {
         Egress::Pending
@@ -78,7 +88,7 @@ pub fn condition(egress: &Egress, before: Option<&Condition>) -> (&'static str, 
         Egress::Pending | Egress::Unknown if was != Some("True") => (
             "Unknown",
             reasons::NO_SANDBOX_YET,
-            "No sandbox has run yet: the first one proves that its network is closed".to_owned(),
+            "No sandbox with the check has run yet: the first one proves that its network is closed".to_owned(),
         ),
         Egress::Enforced | Egress::Pending | Egress::Unknown => (
             "True",
@@ -131,22 +141,48 @@ mod tests {
         Sandbox {
             ready,
             egress_open,
+            spec_hash: "now".to_owned(),
             ..Sandbox::of(&pod)
         }
+    }
+
+    fn judged(check: EgressCheck, sandboxes: &[Sandbox], reported: Option<&str>) -> Egress {
+        judge(check, Some("now"), sandboxes, 0, reported.map(str::to_owned))
     }
 
     #[test]
     fn one_open_sandbox_outweighs_every_closed_one() {
         let both = [sandbox(true, false), sandbox(false, true)];
         assert_eq!(
-            judge(EgressCheck::Required, &both, 0, None),
+            judged(EgressCheck::Required, &both, None),
             Egress::Open { pod: "p".into() }
         );
-        assert_eq!(judge(EgressCheck::Disabled, &both, 0, None), Egress::Disabled);
-        assert_eq!(judge(EgressCheck::Required, &both[..1], 0, None), Egress::Enforced);
+        assert_eq!(judged(EgressCheck::Disabled, &both, None), Egress::Disabled);
+        assert_eq!(judged(EgressCheck::Required, &both[..1], None), Egress::Enforced);
         assert_eq!(
-            judge(EgressCheck::Required, &both[..1], 0, Some("q".into())),
+            judged(EgressCheck::Required, &both[..1], Some("q")),
             Egress::Open { pod: "q".into() }
+        );
+    }
+
+    #[test]
+    fn a_sandbox_of_the_time_without_the_check_proves_nothing() {
+        let unproven = Sandbox {
+            spec_hash: "before".into(),
+            session: Some("s".into()),
+            ..sandbox(true, false)
+        };
+        assert_eq!(
+            judged(EgressCheck::Required, std::slice::from_ref(&unproven), None),
+            Egress::Pending
+        );
+        assert_eq!(
+            judge(EgressCheck::Required, None, std::slice::from_ref(&unproven), 0, None),
+            Egress::Pending
+        );
+        assert_eq!(
+            judged(EgressCheck::Required, &[unproven, sandbox(true, false)], None),
+            Egress::Enforced
         );
     }
 
@@ -167,7 +203,7 @@ mod tests {
     #[test]
     fn a_sandbox_that_is_ready_again_has_recovered() {
         assert_eq!(
-            judge(EgressCheck::Required, &[sandbox(true, true)], 0, None),
+            judged(EgressCheck::Required, &[sandbox(true, true)], None),
             Egress::Enforced
         );
     }

@@ -1,5 +1,5 @@
-//! An API server in memory, for tests: objects by path, server-side apply as far as one field manager needs it, and a
-//! failure at a chosen write. A request that the operator's roles do not allow fails the test.
+//! An API server in memory, for tests: objects by path, server-side apply as far as one field manager needs it, and
+//! failures at chosen writes. A request that the operator's roles do not allow fails the test.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -30,6 +30,8 @@ struct State {
     writes: Vec<String>,
     /// The write with this number fails.
     fail_at: Option<usize>,
+    /// The write, as `METHOD path`, that a webhook refuses.
+    refused: Option<String>,
 }
 
 type Answer = (StatusCode, Value);
@@ -91,6 +93,11 @@ impl FakeServer {
         let mut state = self.0.lock().unwrap();
         state.writes.clear();
         state.fail_at = number;
+    }
+
+    /// Lets a webhook refuse this write, as `METHOD path`.
+    pub(crate) fn refuse(&self, write: &str) {
+        self.0.lock().unwrap().refused = Some(write.to_owned());
     }
 
     /// Caches that show what is there now.
@@ -155,7 +162,14 @@ impl FakeServer {
         if state.fail_at == Some(state.writes.len()) {
             return status(StatusCode::INTERNAL_SERVER_ERROR, "InternalError", "the test says so");
         }
-        // Events are written and never read back.
+        if state.refused == state.writes.last().cloned() {
+            return status(
+                StatusCode::FORBIDDEN,
+                "Forbidden",
+                "admission webhook denied the request",
+            );
+        }
+        // Those of the operator are never read back.
         if path.starts_with("/apis/events.k8s.io/") {
             return (StatusCode::CREATED, body);
         }
@@ -204,6 +218,16 @@ impl State {
                     .rsplit_once("component%3D")
                     .map(|(_, component)| component.to_owned())
             });
+            let query = query.unwrap_or_default().replace("%3D", "=").replace("%2C", ",");
+            let fields = query
+                .split_once("fieldSelector=")
+                .and_then(|(_, rest)| rest.split('&').next())
+                .unwrap_or_default();
+            let fields: Vec<(String, &str)> = fields
+                .split(',')
+                .filter_map(|field| field.split_once('='))
+                .map(|(field, wanted)| (format!("/{}", field.replace('.', "/")), wanted))
+                .collect();
             let items: Vec<&Value> = self
                 .objects
                 .iter()
@@ -213,6 +237,11 @@ impl State {
                     component.as_ref().is_none_or(|wanted| {
                         object["metadata"]["labels"]["cli-mcp.redhat.com/component"] == json!(wanted)
                     })
+                })
+                .filter(|object| {
+                    fields
+                        .iter()
+                        .all(|(field, wanted)| object.pointer(field).is_some_and(|found| found == wanted))
                 })
                 .collect();
             return (

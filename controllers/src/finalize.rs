@@ -6,10 +6,10 @@ use std::time::Duration;
 use cli_mcp_api::labels::{self, Component};
 use cli_mcp_api::names;
 use cli_mcp_api::v1alpha1::CliMcpInstance;
+use cli_mcp_sandbox::pod::is_owned_by;
 use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::Pod;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, Preconditions};
 use kube::{Api, ResourceExt};
 use serde_json::json;
@@ -17,6 +17,7 @@ use serde_json::json;
 use crate::auth_delegator;
 use crate::caches::Caches;
 use crate::context::Context;
+use crate::dereference::is_pod_of_deployment;
 use crate::error::{Error, Result};
 use crate::status;
 
@@ -131,7 +132,6 @@ pub async fn cleanup(context: &Context, caches: &Caches, instance: &CliMcpInstan
         return Ok(Some(AGAIN));
     }
     let uid = instance.uid().unwrap_or_default();
-    let is_owned = |owners: &[OwnerReference]| owners.iter().any(|owner| owner.uid == uid);
     // Not from the caches: what they do not show yet must not outlive the instance.
     let deployment = deployments
         .get_opt(&server)
@@ -139,7 +139,7 @@ pub async fn cleanup(context: &Context, caches: &Caches, instance: &CliMcpInstan
         .map_err(Error::api(format!("read Deployment {namespace}/{server}")))?;
     let left_to_others = deployment
         .as_ref()
-        .is_some_and(|deployment| !is_owned(deployment.owner_references()));
+        .is_some_and(|deployment| !deployment.owner_references().iter().any(|owner| owner.uid == uid));
     let list = async |component: Component| {
         let parameters = ListParams::default().labels(&labels::selector_string(&name, component));
         pods.list(&parameters)
@@ -150,7 +150,8 @@ pub async fn cleanup(context: &Context, caches: &Caches, instance: &CliMcpInstan
         list(Component::Server).await?.items,
         list(Component::Sandbox).await?.items,
     );
-    sandboxes.retain(|pod| is_owned(pod.owner_references()));
+    sandboxes.retain(|pod| is_owned_by(pod, &uid));
+    server_pods.retain(|pod| is_pod_of_deployment(pod, &server));
     if left_to_others {
         server_pods.clear();
     }
@@ -199,7 +200,7 @@ pub async fn cleanup(context: &Context, caches: &Caches, instance: &CliMcpInstan
         }
     }
     let status = status::going(instance, waits_for(step), Timestamp::now());
-    status::write(&context.client, instance, &status).await?;
+    status::write(context, instance, &status).await?;
     Ok(Some(AGAIN))
 }
 
@@ -216,6 +217,7 @@ fn forget(context: &Context, instance: &CliMcpInstance, namespace: &str) {
     let uid = instance.uid().unwrap_or_default();
     memory.pools.remove(&uid);
     memory.failures.remove(&uid);
+    memory.written.remove(&uid);
     let name = instance.name_any();
     let mut secrets = vec![names::proxy_ca(&name), names::hmac(&name), names::tls(&name)];
     secrets.extend(instance.kubeconfig_secret());

@@ -45,7 +45,8 @@ impl Limits {
             .last_activity
             .map_or(sandbox.created_at, |active| active.max(sandbox.created_at));
         let left = |end: Timestamp| Duration::try_from(end.duration_since(now)).unwrap_or_default();
-        // No command is cut off: the first pause after that age ends the session.
+        // The first pause after that age ends the session, so that the command that runs then is not cut off. The limit is
+        // hard: one that is begun later, in a session that never pauses, is.
         let too_old = self.max_lifetime.and_then(|limit| {
             let due = sandbox.created_at.checked_add(limit.0).ok()?;
             let pause = active.checked_add(ACTIVITY_LAG).ok()?;
@@ -109,8 +110,10 @@ mod tests {
             last_activity: last_activity.map(at),
             spec_hash: String::new(),
             mounts_hash: String::new(),
+            scheduled: true,
             running: true,
             ready: true,
+            unready_since: at(created_at),
             terminating: false,
             ended: false,
             trouble: None,

@@ -7,13 +7,18 @@ use jiff::Timestamp;
 
 use crate::sandboxes::Sandbox;
 
+mod expected;
+
+pub use expected::Expected;
+
 /// The first pause after a failure; each further failure doubles it.
 const FIRST_PAUSE: Duration = Duration::from_secs(10);
 
 /// The longest pause.
 const LONGEST_PAUSE: Duration = Duration::from_secs(300);
 
-/// How long a sandbox may fail to start before another is tried in its place.
+/// How long a sandbox may be not ready, or stay when it should be gone, before that is told and, where it may help, another
+/// is tried in its place.
 const STUCK_AFTER: Duration = Duration::from_secs(120);
 
 /// What an instance's pool should be.
@@ -44,12 +49,21 @@ pub enum Cause {
     Surplus,
 }
 
+impl Cause {
+    /// Whether a fresh read of the sandbox still is a reason to delete it: it may have been claimed, or have become ready
+    /// while the watch was silent.
+    #[must_use]
+    pub fn holds(self, fresh: &Sandbox) -> bool {
+        fresh.session.is_none() && !(self == Self::Stuck && fresh.ready)
+    }
+}
+
 /// What to do.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Plan {
     /// Number of sandboxes to create.
     pub create: usize,
-    /// Sandboxes to delete, if a fresh read still shows them unassigned.
+    /// Sandboxes to delete, if the cause still [holds](Cause::holds) after a fresh read.
     pub delete: Vec<(Sandbox, Cause)>,
     /// When to look again without any change.
     pub again: Option<Duration>,
@@ -57,6 +71,8 @@ pub struct Plan {
     pub ready: usize,
     /// Why a sandbox of the pool does not start.
     pub trouble: Option<String>,
+    /// The sandbox that `trouble` is about, if its status does not say why: its events may.
+    pub unexplained: Option<Sandbox>,
     /// A sandbox failed: the pool must pause.
     pub failed: bool,
 }
@@ -94,34 +110,54 @@ impl Backoff {
 #[must_use]
 pub fn plan(wanted: &Wanted<'_>, sandboxes: &[Sandbox], backoff: &Backoff, now: Timestamp) -> Plan {
     let unassigned: Vec<&Sandbox> = sandboxes.iter().filter(|sandbox| sandbox.session.is_none()).collect();
+    let pause = backoff.pause(now);
     let mut plan = Plan::default();
     let mut current: Vec<&Sandbox> = Vec::new();
+    let mut silent: Option<&Sandbox> = None;
     let mut next_look: Option<Duration> = None;
-    for sandbox in unassigned.iter().copied().filter(|sandbox| !sandbox.terminating) {
-        let age = Duration::try_from(now.duration_since(sandbox.created)).unwrap_or_default();
-        // Waiting for room is nothing that another pod would not do.
-        let startable = sandbox
-            .trouble
-            .as_ref()
-            .is_some_and(|trouble| !trouble.starts_with("Unschedulable"));
+    for sandbox in unassigned.iter().copied() {
+        let unready_for = Duration::try_from(now.duration_since(sandbox.unready_since)).unwrap_or_default();
+        let left = STUCK_AFTER.saturating_sub(unready_for);
+        let stuck = !sandbox.ready && left.is_zero();
+        if sandbox.terminating {
+            if stuck {
+                silent = silent.or(Some(sandbox));
+            } else {
+                next_look = sooner(next_look, left);
+            }
+            continue;
+        }
         if sandbox.spec_hash != wanted.spec_hash || sandbox.mounts_hash != wanted.mounts_hash {
             plan.delete.push((sandbox.clone(), Cause::Outdated));
-        } else if sandbox.ended {
-            plan.failed = true;
+            continue;
+        }
+        if sandbox.trouble.is_some() {
             plan.trouble = plan.trouble.or_else(|| described(sandbox));
+        } else if stuck {
+            silent = silent.or(Some(sandbox));
+        }
+        // Another one would wait for room too. One that runs goes on trying and says by its probe what it lacks: another
+        // would meet the same network.
+        let replaceable = sandbox.scheduled && !sandbox.running;
+        if sandbox.ended {
+            plan.failed = true;
             plan.delete.push((sandbox.clone(), Cause::Ended));
-        } else if startable && !sandbox.ready && age >= STUCK_AFTER && backoff.pause(now).is_none() {
+        } else if stuck && replaceable && pause.is_none() {
             plan.failed = true;
-            plan.trouble = plan.trouble.or_else(|| described(sandbox));
             plan.delete.push((sandbox.clone(), Cause::Stuck));
         } else {
-            if sandbox.trouble.is_some() {
-                plan.trouble = plan.trouble.or_else(|| described(sandbox));
-                next_look = sooner(next_look, STUCK_AFTER.saturating_sub(age).max(Duration::from_secs(1)));
+            if !sandbox.ready && replaceable {
+                next_look = sooner(next_look, left.max(pause.unwrap_or_default()));
+            } else if !sandbox.ready && !stuck && sandbox.trouble.is_none() {
+                next_look = sooner(next_look, left);
             }
             plan.ready += usize::from(sandbox.ready);
             current.push(sandbox);
         }
+    }
+    if let (None, Some(sandbox)) = (&plan.trouble, silent) {
+        plan.trouble = Some(unexplained(sandbox));
+        plan.unexplained = Some(sandbox.clone());
     }
     current.sort_by(|one, other| (one.created, &one.name).cmp(&(other.created, &other.name)));
     let surplus = current.len().saturating_sub(wanted.size);
@@ -134,7 +170,7 @@ pub fn plan(wanted: &Wanted<'_>, sandboxes: &[Sandbox], backoff: &Backoff, now: 
     // What is being deleted holds its slot until it is gone.
     let missing = wanted.size.saturating_sub(unassigned.len() + wanted.expected);
     if missing > 0 && wanted.gate_open {
-        match backoff.pause(now) {
+        match pause {
             Some(left) => next_look = sooner(next_look, left),
             None if plan.failed => {}
             None => plan.create = missing,
@@ -146,6 +182,19 @@ pub fn plan(wanted: &Wanted<'_>, sandboxes: &[Sandbox], backoff: &Backoff, now: 
 
 fn described(sandbox: &Sandbox) -> Option<String> {
     Some(format!("pod {}: {}", sandbox.name, sandbox.trouble.as_deref()?))
+}
+
+/// What is said of a sandbox whose status tells nothing.
+fn unexplained(sandbox: &Sandbox) -> String {
+    let what = if sandbox.terminating {
+        "should be gone and is not, as on a node that is lost"
+    } else {
+        "has not become ready"
+    };
+    format!(
+        "pod {0} {what} for more than {STUCK_AFTER:?}: see kubectl describe pod {0}",
+        sandbox.name
+    )
 }
 
 fn sooner(one: Option<Duration>, other: Duration) -> Option<Duration> {

@@ -1,12 +1,14 @@
 //! One reconcile of one instance, stage after stage, and what happens after a failure.
 
+mod warm_pool;
+
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cli_mcp_api::labels;
 use cli_mcp_api::names;
 use cli_mcp_api::v1alpha1::CliMcpInstance;
-use futures::{StreamExt, stream};
+use cli_mcp_sandbox::pod::SandboxTemplate;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{Patch, PatchParams};
@@ -14,19 +16,18 @@ use kube::runtime::controller::Action;
 use kube::{Api, ResourceExt};
 use serde_json::json;
 
-use crate::apply::{Applied, apply};
+use crate::apply::{Applied, Failure, apply};
 use crate::build::build;
 use crate::caches::Caches;
 use crate::context::Context;
 use crate::dereference::dereference;
 use crate::egress;
-use crate::error::{Error, Result, text};
+use crate::error::{Error, Result};
 use crate::events;
 use crate::finalize;
 use crate::idle::{self, Limits, Verdict};
-use crate::pool::{self, Wanted};
 use crate::sandboxes::{self, Sandbox};
-use crate::status::{self, PoolState};
+use crate::status;
 use crate::validate::{Validated, validate};
 
 /// How soon a child that could not be applied is tried again.
@@ -57,6 +58,7 @@ pub async fn reconcile(instance: Arc<CliMcpInstance>, context: Arc<Context>) -> 
         return Ok(Action::await_change());
     };
     let _running = Running::start(&context, format!("{namespace}/{}", instance.name_any()));
+    let instance = status::with_latest(&context, instance);
     let action = if instance.metadata.deletion_timestamp.is_none() {
         if finalize::is_held(&instance) {
             ensure(&context, &caches, &instance).await?
@@ -125,23 +127,38 @@ async fn ensure(context: &Context, caches: &Caches, instance: &CliMcpInstance) -
     let observed = dereference(context, caches, instance).await?;
     let validated = validate(instance, &observed, &context.settings)?;
     let children = build(&validated)?;
-    let applied = apply(context, caches, &validated, children, &observed).await?;
+    let mut applied = apply(context, caches, &validated, children, &observed).await?;
     context.metrics.wrote(applied.writes);
-    refresh_proxy_files(context, &validated, &observed.proxy_pods).await?;
+    let mut followup = Followup::default();
+    refresh_proxy_files(context, &validated, &observed.proxy_pods, &mut followup).await;
 
     let sandboxes = Sandbox::all(&observed.sandboxes);
-    let mut again = vec![RESYNC];
     let gate_open = gate_is_open(&validated, &applied, observed.proxy_ready);
-    let pool = keep_pool(context, &validated, &sandboxes, gate_open, instance, &mut again).await;
-    end_sessions(context, &validated, &sandboxes, &mut again).await?;
+    let pool = warm_pool::keep(context, &validated, &sandboxes, gate_open, &mut followup).await;
+    end_sessions(context, &validated, &sandboxes, &mut followup).await;
     let reported = egress::reported_open(&context.client, &validated.namespace, &sandboxes)
         .await
-        .map_err(Error::api("read events of sandboxes"))?;
+        .unwrap_or_else(|error| {
+            followup.failed.push(Error::api("read events of sandboxes")(error));
+            None
+        });
     if sandboxes.iter().any(egress::is_suspicious) {
-        again.push(RETRY_EGRESS);
+        followup.again.push(RETRY_EGRESS);
     }
-    let egress = egress::judge(validated.spec.sandbox.egress_check, &sandboxes, pool.desired, reported);
+    let spec_hash = validated.template.as_ref().map(SandboxTemplate::spec_hash);
+    let egress = egress::judge(
+        validated.spec.sandbox.egress_check,
+        spec_hash.as_deref(),
+        &sandboxes,
+        pool.desired,
+        reported,
+    );
 
+    applied.failures.extend(followup.failed.iter().map(|error| Failure {
+        message: error.to_string(),
+        transient: true,
+        foreign: false,
+    }));
     let before = instance.status.as_ref();
     let status = status::compute(
         before,
@@ -152,13 +169,38 @@ async fn ensure(context: &Context, caches: &Caches, instance: &CliMcpInstance) -
         &egress,
         Timestamp::now(),
     );
-    if status::write(&context.client, instance, &status).await? {
+    if status::write(context, instance, &status).await? {
         events::publish(context, instance, events::of_transition(before, &status, &validated)).await;
     }
     if applied.failures.iter().any(|failure| failure.transient) {
-        again.push(RETRY_CHILDREN);
+        followup.again.push(RETRY_CHILDREN);
     }
-    Ok(Action::requeue(again.into_iter().min().unwrap_or(RESYNC)))
+    followup.action()
+}
+
+/// What the stages after apply leave: when to look again, and what was refused. One refusal holds up neither the others nor
+/// the status.
+#[derive(Default)]
+struct Followup {
+    again: Vec<Duration>,
+    failed: Vec<Error>,
+}
+
+impl Followup {
+    /// The soonest look, or the first refusal, which is tried again with back-off.
+    fn action(self) -> Result<Action> {
+        let mut failed = self.failed.into_iter();
+        let first = failed.next();
+        for error in failed {
+            tracing::warn!(%error, "Reconcile failed at more than one thing");
+        }
+        match first {
+            Some(error) => Err(error),
+            None => Ok(Action::requeue(
+                self.again.into_iter().min().unwrap_or(RESYNC).min(RESYNC),
+            )),
+        }
+    }
 }
 
 /// Contract, section 8: no sandbox before the proxy answers and the policies stand. They must be this instance's: what
@@ -182,7 +224,7 @@ fn gate_is_open(validated: &Validated, applied: &Applied, proxy_ready: bool) -> 
 }
 
 /// Stamps the proxy's pods when what they mount changed: the kubelet syncs a pod's files when the pod changes.
-async fn refresh_proxy_files(context: &Context, validated: &Validated, pods: &[Arc<Pod>]) -> Result<()> {
+async fn refresh_proxy_files(context: &Context, validated: &Validated, pods: &[Arc<Pod>], followup: &mut Followup) {
     let api: Api<Pod> = Api::namespaced(context.client.clone(), &validated.namespace);
     let stamp = &validated.proxy_inputs_hash;
     let outdated = pods.iter().filter(|pod| {
@@ -197,157 +239,45 @@ async fn refresh_proxy_files(context: &Context, validated: &Validated, pods: &[A
         match api.patch_metadata(&pod.name_any(), &parameters, &patch).await {
             Ok(_) => {}
             Err(kube::Error::Api(status)) if status.is_not_found() => {}
-            Err(error) => return Err(Error::api(format!("stamp pod {}", pod.name_any()))(error)),
+            Err(error) => followup
+                .failed
+                .push(Error::api(format!("stamp pod {}", pod.name_any()))(error)),
         }
     }
-    Ok(())
 }
 
-async fn keep_pool(
-    context: &Context,
-    validated: &Validated,
-    sandboxes: &[Sandbox],
-    gate_open: bool,
-    instance: &CliMcpInstance,
-    again: &mut Vec<Duration>,
-) -> PoolState {
-    let size = usize::try_from(validated.spec.sandbox.warm_pool_size).unwrap_or_default();
-    let mut state = PoolState {
-        desired: size,
-        gate_closed: !gate_open,
-        sessions: sandboxes
-            .iter()
-            .filter(|sandbox| sandbox.session.is_some() && !sandbox.terminating)
-            .count(),
-        ..PoolState::default()
-    };
-    // While the routes cannot be made the former ones stand, and what was built for them stays.
-    let (Some(template), Some(key), Some(_)) = (&validated.template, &validated.hmac_key, &validated.proxy_config)
-    else {
-        state.ready = sandboxes
-            .iter()
-            .filter(|sandbox| sandbox.session.is_none() && sandbox.ready)
-            .count();
-        return state;
-    };
-    let uid = instance.uid().unwrap_or_default();
-    let now = Timestamp::now();
-    let (plan, last_failure) = {
-        let mut memory = context.memory();
-        let pool = memory.pools.entry(uid.clone()).or_default();
-        let wanted = Wanted {
-            size,
-            spec_hash: &template.spec_hash(),
-            mounts_hash: &validated.mounts_hash,
-            expected: pool.unseen(sandboxes, Instant::now()),
-            gate_open,
-        };
-        let plan = pool::plan(&wanted, sandboxes, &pool.backoff, now);
-        if plan.failed {
-            let reason = plan
-                .trouble
-                .clone()
-                .unwrap_or_else(|| "a sandbox of the pool ended".to_owned());
-            pool.backoff.fail(now, reason);
-        } else if plan.ready >= size {
-            pool.backoff = pool::Backoff::default();
-        }
-        (plan, pool.backoff.reason.clone())
-    };
-    again.extend(plan.again);
-    let client = &context.client;
-    let deletions = plan.delete.iter().map(|(sandbox, cause)| async move {
-        let deleted =
-            sandboxes::delete_if(client, &validated.namespace, sandbox, |fresh| fresh.session.is_none()).await;
-        (sandbox, cause, deleted)
-    });
-    let deleted: Vec<_> = stream::iter(deletions)
-        .buffer_unordered(CONCURRENT_SANDBOXES)
-        .collect()
-        .await;
-    for (sandbox, cause, deleted) in deleted {
-        match deleted {
-            Ok(true) => {
-                context.metrics.sandbox("deleted");
-                tracing::info!(
-                    pod = sandbox.name,
-                    ?cause,
-                    namespace = validated.namespace,
-                    "Deleted warm sandbox"
-                );
-            }
-            Ok(false) => {}
-            Err(error) => {
-                tracing::warn!(pod = sandbox.name, %error, "Failed to delete a warm sandbox");
-                again.push(RETRY_CHILDREN);
-            }
-        }
-    }
-    let creations = (0..plan.create).map(|_| sandboxes::create(client, validated, template, key));
-    let created: Vec<_> = stream::iter(creations)
-        .buffer_unordered(CONCURRENT_SANDBOXES)
-        .collect()
-        .await;
-    let mut refused = None;
-    {
-        let mut memory = context.memory();
-        let pool = memory.pools.entry(uid).or_default();
-        for created in created {
-            match created {
-                Ok(name) => {
-                    context.metrics.sandbox("created");
-                    pool.expected.insert(name, Instant::now());
-                }
-                Err(error) => refused = Some(format!("a sandbox could not be created: {}", text(&error))),
-            }
-        }
-        if let Some(reason) = &refused {
-            pool.backoff.fail(now, reason.clone());
-            again.extend(pool.backoff.pause(now));
-        }
-    }
-    state.ready = plan.ready;
-    state.trouble = plan.trouble.or(refused).or(last_failure);
-    state
-}
-
-async fn end_sessions(
-    context: &Context,
-    validated: &Validated,
-    sandboxes: &[Sandbox],
-    again: &mut Vec<Duration>,
-) -> Result<()> {
+async fn end_sessions(context: &Context, validated: &Validated, sandboxes: &[Sandbox], followup: &mut Followup) {
     let limits = Limits {
         idle_timeout: validated.idle_timeout,
         max_lifetime: validated.max_lifetime,
     };
     let (over, next) = idle::plan(limits, sandboxes, Timestamp::now());
-    again.extend(next);
+    followup.again.extend(next);
     if let Some(wait) = context.memory().activity_unknown_for().filter(|_| !over.is_empty()) {
-        again.push(wait);
-        return Ok(());
+        followup.again.push(wait);
+        return;
     }
     for (sandbox, why) in over {
         let still = |fresh: &Sandbox| matches!(limits.judge(fresh, Timestamp::now()), Verdict::Over(_));
-        let deleted = sandboxes::delete_if(&context.client, &validated.namespace, &sandbox, still)
-            .await
-            .map_err(Error::api(format!("delete sandbox {}", sandbox.name)))?;
-        if deleted {
-            context.metrics.sandbox("ended");
-            let session = sandbox.session.as_deref().unwrap_or_default();
-            tracing::info!(
-                pod = sandbox.name,
-                session,
-                ?why,
-                namespace = validated.namespace,
-                "Ended session"
-            );
-        } else {
+        match sandboxes::delete_if(&context.client, &validated.namespace, &sandbox, still).await {
+            Ok(true) => {
+                context.metrics.sandbox("ended");
+                let session = sandbox.session.as_deref().unwrap_or_default();
+                tracing::info!(
+                    pod = sandbox.name,
+                    session,
+                    ?why,
+                    namespace = validated.namespace,
+                    "Ended session"
+                );
+            }
             // The cache was behind: it will show the activity, or that the sandbox is gone.
-            again.push(Duration::from_secs(1));
+            Ok(false) => followup.again.push(Duration::from_secs(1)),
+            Err(error) => followup
+                .failed
+                .push(Error::api(format!("delete sandbox {}", sandbox.name))(error)),
         }
     }
-    Ok(())
 }
 
 #[cfg(test)]

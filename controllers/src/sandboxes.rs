@@ -1,13 +1,13 @@
-//! Sandboxes as decisions see them, and the writes that decisions ask for: each guarded by a fresh read and by the
-//! version that was read, so that a claim or a command that came in between wins.
+//! Sandboxes as decisions see them, and what decisions ask for: reads past the cache, and writes, each guarded by a fresh
+//! read and by the version that was read, so that a claim or a command that came in between wins.
 
 use std::sync::Arc;
 
-use cli_mcp_api::labels;
-use cli_mcp_sandbox::pod::{Assignment, SandboxTemplate, pool_pod_name};
+use cli_mcp_api::labels::{self, Component};
+use cli_mcp_sandbox::pod::{Assignment, SandboxTemplate, is_owned_by, pool_pod_name};
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::Pod;
-use kube::api::{DeleteParams, PostParams, Preconditions};
+use k8s_openapi::api::core::v1::{Event, Pod};
+use kube::api::{DeleteParams, ListParams, PostParams, Preconditions};
 use kube::{Api, Client, ResourceExt};
 
 use crate::trouble;
@@ -32,10 +32,14 @@ pub struct Sandbox {
     pub spec_hash: String,
     /// Hash of the files it mounts.
     pub mounts_hash: String,
+    /// It has a node.
+    pub scheduled: bool,
     /// Its container has started.
     pub running: bool,
     /// The agent answers.
     pub ready: bool,
+    /// Since when it is not ready; of one that is being deleted, when it should be gone.
+    pub unready_since: Timestamp,
     /// It is being deleted.
     pub terminating: bool,
     /// It has ended for good.
@@ -57,6 +61,7 @@ impl Sandbox {
             .creation_timestamp
             .as_ref()
             .map_or(Timestamp::UNIX_EPOCH, |time| time.0);
+        let due = pod.metadata.deletion_timestamp.as_ref().map(|time| time.0);
         Self {
             name: pod.name_any(),
             uid: pod.uid().unwrap_or_default(),
@@ -66,9 +71,11 @@ impl Sandbox {
             last_activity: time(labels::LAST_ACTIVITY),
             spec_hash: annotation(labels::SPEC_HASH).cloned().unwrap_or_default(),
             mounts_hash: annotation(labels::MOUNTS_HASH).cloned().unwrap_or_default(),
+            scheduled: trouble::is_scheduled(pod),
             running: trouble::phase(pod) == "Running",
             ready: trouble::is_ready(pod),
-            terminating: pod.metadata.deletion_timestamp.is_some(),
+            unready_since: due.or_else(|| trouble::unready_since(pod)).unwrap_or(created),
+            terminating: due.is_some(),
             ended: trouble::has_ended(pod),
             trouble: trouble::of(pod),
             egress_open: annotation(labels::EGRESS).is_some_and(|value| value == labels::EGRESS_NOT_ENFORCED),
@@ -80,6 +87,31 @@ impl Sandbox {
     pub fn all(pods: &[Arc<Pod>]) -> Vec<Self> {
         pods.iter().map(|pod| Self::of(pod)).collect()
     }
+}
+
+/// The sandboxes of an instance as the API server has them now, not as the watch saw them.
+///
+/// # Errors
+///
+/// When the API server refuses or does not answer.
+pub async fn list(client: &Client, validated: &Validated) -> kube::Result<Vec<Sandbox>> {
+    let api: Api<Pod> = Api::namespaced(client.clone(), &validated.namespace);
+    let selector = labels::selector_string(&validated.name, Component::Sandbox);
+    let pods = api.list(&ListParams::default().labels(&selector)).await?;
+    let ours = pods.items.iter().filter(|pod| is_owned_by(pod, &validated.owner.uid));
+    Ok(ours.map(Sandbox::of).collect())
+}
+
+/// The latest warning about a sandbox, see [`trouble::latest_warning`].
+///
+/// # Errors
+///
+/// As [`list`].
+pub async fn latest_warning(client: &Client, namespace: &str, sandbox: &Sandbox) -> kube::Result<Option<String>> {
+    let api: Api<Event> = Api::namespaced(client.clone(), namespace);
+    let fields = format!("involvedObject.uid={},type=Warning", sandbox.uid);
+    let events = api.list(&ListParams::default().fields(&fields).limit(100)).await?;
+    Ok(trouble::latest_warning(&events.items))
 }
 
 /// Deletes a sandbox if a fresh read still shows what the decision was made from. `still` judges that read.

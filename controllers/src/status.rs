@@ -10,11 +10,12 @@ use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use kube::api::{DynamicObject, Patch, PatchParams};
 use kube::core::{CustomResourceExt, Resource};
-use kube::{Api, Client, ResourceExt};
+use kube::{Api, ResourceExt};
 use serde_json::Value;
 
 use crate::apply::Applied;
 use crate::build::{ChildKind, ChildRef};
+use crate::context::Context;
 use crate::dereference::Observed;
 use crate::egress::{self, Egress};
 use crate::error::{Error, Result};
@@ -192,7 +193,7 @@ fn proxy_ready(proxy: &Rollout, validated: &Validated) -> Judgement {
 }
 
 /// A claim takes a sandbox out of the pool, and the pool is filled again: that is no loss of readiness, so a pool that
-/// was full for this spec stays ready until its sandboxes fail.
+/// was full for this spec stays ready until its sandboxes fail, or are not ready for so long that the pool calls it trouble.
 fn warm_pool(pool: &PoolState, was_ready_for_this_spec: bool) -> Judgement {
     let PoolState {
         ready,
@@ -305,12 +306,48 @@ pub fn going(instance: &CliMcpInstance, message: &str, now: Timestamp) -> CliMcp
     status
 }
 
-/// Writes the status, unless it is what the instance has.
+/// A status that was written, and the version of the instance that the write made.
+#[derive(Clone, Debug)]
+pub struct Written {
+    resource_version: String,
+    status: CliMcpInstanceStatus,
+}
+
+/// The instance with the status that it has as far as is known: while the cache is behind a write of our own, what was
+/// written. A transition would otherwise be seen, written and told again by each reconcile until the watch catches up.
+#[must_use]
+pub fn with_latest(context: &Context, instance: Arc<CliMcpInstance>) -> Arc<CliMcpInstance> {
+    let uid = instance.uid().unwrap_or_default();
+    let mut memory = context.memory();
+    match memory.written.get(&uid) {
+        Some(written) if is_behind(instance.meta().resource_version.as_deref(), &written.resource_version) => {
+            let mut latest = Arc::unwrap_or_clone(instance);
+            latest.status = Some(written.status.clone());
+            Arc::new(latest)
+        }
+        Some(_) => {
+            memory.written.remove(&uid);
+            instance
+        }
+        None => instance,
+    }
+}
+
+/// Whether the cache shows an earlier version than the written one. Versions are compared as numbers
+/// (<https://kubernetes.io/docs/reference/using-api/api-concepts/#resource-versions>); of what is no number only the
+/// cache is believed.
+fn is_behind(cached: Option<&str>, written: &str) -> bool {
+    let number = |version: &str| version.parse::<u128>().ok();
+    let (cached, written) = (cached.and_then(number), number(written));
+    cached.zip(written).is_some_and(|(cached, written)| cached < written)
+}
+
+/// Writes the status, unless it is what the instance has, and remembers it for [`with_latest`].
 ///
 /// # Errors
 ///
 /// When the API server refuses; an instance that is gone is no error.
-pub async fn write(client: &Client, instance: &CliMcpInstance, status: &CliMcpInstanceStatus) -> Result<bool> {
+pub async fn write(context: &Context, instance: &CliMcpInstance, status: &CliMcpInstanceStatus) -> Result<bool> {
     if instance.status.as_ref() == Some(status) {
         return Ok(false);
     }
@@ -323,10 +360,20 @@ pub async fn write(client: &Client, instance: &CliMcpInstance, status: &CliMcpIn
         "metadata": {"name": name, "uid": instance.meta().uid},
         "status": status,
     });
-    let api: Api<CliMcpInstance> = Api::namespaced(client.clone(), &namespace);
+    let api: Api<CliMcpInstance> = Api::namespaced(context.client.clone(), &namespace);
     let parameters = PatchParams::apply(names::FIELD_MANAGER).force();
     match api.patch_status(&name, &parameters, &Patch::Apply(&body)).await {
-        Ok(_) => Ok(true),
+        Ok(answer) => {
+            let written = Written {
+                resource_version: answer.resource_version().unwrap_or_default(),
+                status: status.clone(),
+            };
+            context
+                .memory()
+                .written
+                .insert(instance.uid().unwrap_or_default(), written);
+            Ok(true)
+        }
         Err(kube::Error::Api(refusal)) if refusal.is_not_found() => Ok(false),
         Err(error) => Err(Error::api(format!("write the status of {namespace}/{name}"))(error)),
     }

@@ -1,6 +1,7 @@
 //! Why a pod does not run, in the words of the kubelet and the scheduler: the text of conditions.
 
-use k8s_openapi::api::core::v1::{ContainerStatus, Pod};
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{ContainerStatus, Event, Pod, PodCondition};
 
 /// Reasons of a waiting container that pass by themselves.
 const STARTING: [&str; 2] = ["ContainerCreating", "PodInitializing"];
@@ -23,7 +24,40 @@ pub fn has_ended(pod: &Pod) -> bool {
 /// Whether a pod is ready and not on its way out.
 #[must_use]
 pub fn is_ready(pod: &Pod) -> bool {
-    pod.metadata.deletion_timestamp.is_none() && condition(pod, "Ready") == Some(true)
+    pod.metadata.deletion_timestamp.is_none() && condition(pod, "Ready").is_some_and(|ready| ready.status == "True")
+}
+
+/// Whether a pod has a node.
+#[must_use]
+pub fn is_scheduled(pod: &Pod) -> bool {
+    condition(pod, "PodScheduled").is_some_and(|scheduled| scheduled.status == "True")
+}
+
+/// When a pod became not ready, as the kubelet reports it.
+#[must_use]
+pub fn unready_since(pod: &Pod) -> Option<Timestamp> {
+    let ready = condition(pod, "Ready").filter(|ready| ready.status != "True")?;
+    Some(ready.last_transition_time.as_ref()?.0)
+}
+
+/// The latest warning among the events of a pod, for one whose status says nothing: what the kubelet fails at before it
+/// makes a container (a volume, the network, a runtime) stands only there.
+#[must_use]
+pub fn latest_warning(events: &[Event]) -> Option<String> {
+    let time = |event: &Event| {
+        let series = event
+            .series
+            .as_ref()
+            .and_then(|series| series.last_observed_time.as_ref());
+        let told = series.or(event.event_time.as_ref()).map(|time| time.0);
+        told.max(event.last_timestamp.as_ref().map(|time| time.0))
+    };
+    let warnings = events.iter().filter(|event| event.type_.as_deref() == Some("Warning"));
+    let latest = warnings.max_by_key(|event| time(event))?;
+    Some(joined(
+        latest.reason.as_deref().unwrap_or("Warning"),
+        latest.message.as_deref(),
+    ))
 }
 
 /// What keeps a pod from running, as one phrase: the scheduler's message, a waiting container's reason and message,
@@ -81,12 +115,9 @@ fn ended(container: &ContainerStatus) -> Option<String> {
     ))
 }
 
-fn condition(pod: &Pod, type_: &str) -> Option<bool> {
+fn condition<'a>(pod: &'a Pod, type_: &str) -> Option<&'a PodCondition> {
     let conditions = pod.status.as_ref()?.conditions.as_ref()?;
-    conditions
-        .iter()
-        .find(|condition| condition.type_ == type_)
-        .map(|condition| condition.status == "True")
+    conditions.iter().find(|condition| condition.type_ == type_)
 }
 
 /// `reason: message`, on one line of bounded length.
@@ -145,6 +176,38 @@ mod tests {
             of(&crashing).unwrap(),
             "CrashLoopBackOff: exit code 2: error: --tls-cert-file: no such file"
         );
+    }
+
+    #[test]
+    fn the_latest_warning_tells_what_the_status_does_not() {
+        let event = |type_: &str, reason: &str, times: Value| -> Event {
+            let mut event = json!({"metadata": {}, "involvedObject": {}, "type": type_, "reason": reason,
+                "message": "no runtime for \"kata\""});
+            event
+                .as_object_mut()
+                .unwrap()
+                .extend(times.as_object().unwrap().clone());
+            serde_json::from_value(event).unwrap()
+        };
+        let events = [
+            event(
+                "Warning",
+                "FailedMount",
+                json!({"lastTimestamp": "2026-01-01T00:00:09Z"}),
+            ),
+            event(
+                "Warning",
+                "FailedCreatePodSandBox",
+                json!({"eventTime": "2026-01-01T00:00:01.000000Z",
+                "series": {"count": 2, "lastObservedTime": "2026-01-01T00:00:10.000000Z"}}),
+            ),
+            event("Normal", "Scheduled", json!({"lastTimestamp": "2026-01-01T00:00:11Z"})),
+        ];
+        assert_eq!(
+            latest_warning(&events).unwrap(),
+            "FailedCreatePodSandBox: no runtime for \"kata\""
+        );
+        assert_eq!(latest_warning(&events[2..]), None);
     }
 
     #[test]

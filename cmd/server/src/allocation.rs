@@ -351,7 +351,12 @@ impl Allocator {
             }
             Err(ClusterError::Conflict) => {
                 // Another replica's pod, or one that is going: the watch or this tells.
-                self.cluster.look_up(&self.cluster.pod_name(session)).await?;
+                let name = self.cluster.pod_name(session);
+                if self.cluster.look_up(&name).await? {
+                    return Err(Failure::CannotStart(format!(
+                        "pod {name} exists and does not belong to this instance: delete it"
+                    )));
+                }
                 Ok(Made::Raced)
             }
             Err(error) => Err(error.into()),

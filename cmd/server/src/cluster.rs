@@ -213,22 +213,30 @@ impl Cluster {
         for pod in &list.items {
             self.cache.observe(pod);
         }
-        Ok(list.items.iter().filter_map(Sandbox::from_pod).collect())
+        let ours = self
+            .cache
+            .read(|store| list.items.iter().filter_map(|pod| store.read(pod)).collect());
+        Ok(ours)
     }
 
-    /// Looks up one pod of the instance, for the store: a GET tells the state of now without the wait of a LIST.
+    /// Looks up one pod by its name, for the store: a GET tells the state of now without the wait of a LIST. Whether there is
+    /// one that is not this instance's.
     ///
     /// # Errors
     ///
     /// When the API server does not answer; a pod that is gone is no error.
-    pub async fn look_up(&self, name: &str) -> Result<(), ClusterError> {
-        let ours = labels::selector(&self.template.instance, Component::Sandbox);
-        if let Some(pod) = bounded(self.pods.get_opt(name)).await?
-            && ours.iter().all(|(label, value)| pod.labels().get(label) == Some(value))
-        {
+    pub async fn look_up(&self, name: &str) -> Result<bool, ClusterError> {
+        let Some(pod) = bounded(self.pods.get_opt(name)).await? else {
+            return Ok(false);
+        };
+        let selected = labels::selector(&self.template.instance, Component::Sandbox)
+            .iter()
+            .all(|(label, value)| pod.labels().get(label) == Some(value));
+        let ours = selected && self.cache.read(|store| store.read(&pod)).is_some();
+        if ours {
             self.cache.observe(&pod);
         }
-        Ok(())
+        Ok(!ours)
     }
 
     /// Whether the server can do its work: it asks for one pod of its namespace.

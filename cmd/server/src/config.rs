@@ -112,7 +112,8 @@ pub struct Cli {
     #[arg(long, env = "CLI_MCP_SANDBOX_ENV", default_value = "")]
     pub sandbox_env: String,
 
-    /// Owner of the pods that the server creates, as the JSON of an OwnerReference, for garbage collection.
+    /// Owner of the pods that the server creates, as the JSON of an OwnerReference: for garbage collection, and because no
+    /// other pod is taken for a sandbox then.
     #[arg(long, env = "CLI_MCP_SANDBOX_OWNER")]
     pub sandbox_owner: Option<String>,
 

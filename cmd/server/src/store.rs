@@ -11,6 +11,7 @@ mod sandbox;
 use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 
+use cli_mcp_sandbox::pod::is_owned_by;
 use k8s_openapi::api::core::v1::Pod;
 use kube::runtime::watcher::Event;
 
@@ -25,6 +26,8 @@ const REMEMBERED_DELETIONS: usize = 1024;
 /// The sandboxes of one instance.
 #[derive(Debug, Default)]
 pub struct SandboxStore {
+    /// UID of the instance; none in local use, where nobody owns them.
+    owner: Option<String>,
     by_name: HashMap<String, Arc<Sandbox>>,
     by_session: HashMap<SessionId, BTreeSet<String>>,
     pool: BTreeSet<String>,
@@ -44,6 +47,23 @@ struct Relist {
 }
 
 impl SandboxStore {
+    /// A store of what belongs to the object with this UID; without one, of every pod that is watched.
+    #[must_use]
+    pub fn of_owner(owner: Option<String>) -> Self {
+        Self {
+            owner,
+            ..Self::default()
+        }
+    }
+
+    /// Reads a pod, see [`Sandbox::from_pod`]. None also for one that carries the instance's labels and is not its own: the
+    /// operator neither counts nor collects it.
+    #[must_use]
+    pub fn read(&self, pod: &Pod) -> Option<Sandbox> {
+        let foreign = self.owner.as_ref().is_some_and(|owner| !is_owned_by(pod, owner));
+        if foreign { None } else { Sandbox::from_pod(pod) }
+    }
+
     /// Whether one whole LIST has been seen.
     #[must_use]
     pub fn synced(&self) -> bool {
@@ -63,7 +83,7 @@ impl SandboxStore {
         match event {
             Event::Apply(pod) => {
                 self.reached(pod);
-                if let Some(sandbox) = Sandbox::from_pod(pod) {
+                if let Some(sandbox) = self.read(pod) {
                     self.put(sandbox);
                 }
             }
@@ -71,7 +91,7 @@ impl SandboxStore {
                 self.reached(pod);
                 if let (Some(name), Some(uid)) = (&pod.metadata.name, &pod.metadata.uid) {
                     // The last state of the pod tells why it went; the entry may be older.
-                    if let Some(last) = Sandbox::from_pod(pod) {
+                    if let Some(last) = self.read(pod) {
                         self.put(last);
                     }
                     self.remember_deletion(uid);
@@ -82,7 +102,8 @@ impl SandboxStore {
             }
             Event::Init => self.relist = Some(Relist::default()),
             Event::InitApply(pod) => {
-                if let (Some(relist), Some(sandbox)) = (&mut self.relist, Sandbox::from_pod(pod)) {
+                let sandbox = self.read(pod);
+                if let (Some(relist), Some(sandbox)) = (&mut self.relist, sandbox) {
                     relist.listed.insert(sandbox.name.clone(), Arc::new(sandbox));
                 }
             }
@@ -92,7 +113,7 @@ impl SandboxStore {
 
     /// Takes the answer to a create, claim or delete of our own: the watch may be some milliseconds behind.
     pub fn observe(&mut self, pod: &Pod) {
-        let Some(sandbox) = Sandbox::from_pod(pod) else { return };
+        let Some(sandbox) = self.read(pod) else { return };
         if self.deleted.contains(&sandbox.uid) {
             return;
         }

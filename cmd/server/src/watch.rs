@@ -23,7 +23,6 @@ use crate::cancellation::{CallKey, RunningCalls};
 use crate::cluster::Cluster;
 use crate::config::settings::GateNames;
 use crate::gate::{self, Closed, Snapshot};
-use crate::store::Sandbox;
 use crate::store::cache::SandboxCache;
 
 /// Label of an EndpointSlice that names its Service.
@@ -74,7 +73,7 @@ pub async fn sandboxes(
 /// The call that another replica was told to stop. What stood there before a call began is not about that call.
 fn newly_cancelled(cache: &SandboxCache, event: &Event<Pod>) -> Option<CallKey> {
     let Event::Apply(pod) = event else { return None };
-    let sandbox = Sandbox::from_pod(pod)?;
+    let sandbox = cache.read(|store| store.read(pod))?;
     let told = sandbox.cancelled?;
     let known = cache.read(|store| store.get(&sandbox.name).and_then(|known| known.cancelled.clone()));
     (known.as_ref() != Some(&told))

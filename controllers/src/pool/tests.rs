@@ -18,12 +18,23 @@ fn pod(name: &str) -> Sandbox {
         last_activity: None,
         spec_hash: "now".into(),
         mounts_hash: "files".into(),
+        scheduled: true,
         running: true,
         ready: true,
+        unready_since: at(0),
         terminating: false,
         ended: false,
         trouble: None,
         egress_open: false,
+    }
+}
+
+/// It has a node and no container yet.
+fn starting(name: &str) -> Sandbox {
+    Sandbox {
+        running: false,
+        ready: false,
+        ..pod(name)
     }
 }
 
@@ -137,24 +148,102 @@ fn a_sandbox_that_ended_is_replaced_after_a_pause() {
 }
 
 #[test]
-fn a_sandbox_that_does_not_start_is_tried_again_and_one_that_waits_for_room_is_not() {
-    let stuck = |trouble: &str| Sandbox {
-        ready: false,
-        trouble: Some(trouble.into()),
-        ..pod("a")
-    };
-    let image = [stuck("ImagePullBackOff: no such image")];
+fn a_sandbox_that_does_not_start_is_tried_again_after_the_pause() {
+    let image = [Sandbox {
+        trouble: Some("ImagePullBackOff: no such image".into()),
+        ..starting("a")
+    }];
     let early = plan(&wanted(1), &image, &Backoff::default(), at(20));
     assert_eq!((early.delete.len(), early.again), (0, Some(Duration::from_secs(100))));
     let late = plan(&wanted(1), &image, &Backoff::default(), at(120));
     assert_eq!(deleted(&late), [("a", Cause::Stuck)]);
-    let waiting = plan(
-        &wanted(1),
-        &[stuck("Unschedulable: 0/1 nodes")],
-        &Backoff::default(),
-        at(120),
+    let mut backoff = Backoff::default();
+    backoff.fail(at(119), String::new());
+    let paused = plan(&wanted(1), &image, &backoff, at(120));
+    assert_eq!((paused.delete.len(), paused.again), (0, Some(Duration::from_secs(9))));
+}
+
+#[test]
+fn one_that_waits_for_room_is_told_kept_and_not_looked_at() {
+    let waiting = [Sandbox {
+        scheduled: false,
+        trouble: Some("Unschedulable: 0/1 nodes".into()),
+        ..starting("a")
+    }];
+    for now in [20, 120, 1000] {
+        let plan = plan(&wanted(1), &waiting, &Backoff::default(), at(now));
+        assert_eq!((plan.delete.len(), plan.again), (0, None), "at {now}");
+        assert_eq!(plan.trouble.as_deref(), Some("pod a: Unschedulable: 0/1 nodes"));
+    }
+}
+
+#[test]
+fn a_sandbox_that_hangs_without_a_reason_is_told_and_tried_again() {
+    let hanging = [starting("a")];
+    let early = plan(&wanted(1), &hanging, &Backoff::default(), at(20));
+    assert_eq!((&early.trouble, early.again), (&None, Some(Duration::from_secs(100))));
+    let late = plan(&wanted(1), &hanging, &Backoff::default(), at(120));
+    assert_eq!(deleted(&late), [("a", Cause::Stuck)]);
+    assert_eq!(late.unexplained.as_ref(), Some(&hanging[0]));
+    assert!(
+        late.failed
+            && late
+                .trouble
+                .is_some_and(|trouble| trouble.contains("kubectl describe pod a"))
     );
-    assert!(waiting.delete.is_empty() && waiting.trouble.is_some());
+    // What one says of itself tells more.
+    let image = Sandbox {
+        trouble: Some("ImagePullBackOff".into()),
+        ..starting("b")
+    };
+    let both = plan(&wanted(2), &[starting("a"), image], &Backoff::default(), at(120));
+    assert_eq!(
+        (both.trouble.as_deref(), both.unexplained),
+        (Some("pod b: ImagePullBackOff"), None)
+    );
+}
+
+#[test]
+fn one_that_runs_and_is_not_ready_is_told_and_kept() {
+    let running = [Sandbox {
+        running: true,
+        ..starting("a")
+    }];
+    let late = plan(&wanted(1), &running, &Backoff::default(), at(120));
+    assert_eq!((late.delete.len(), late.again), (0, None));
+    assert!(late.trouble.is_some());
+    // It was ready until just now.
+    let blinking = [Sandbox {
+        unready_since: at(119),
+        ..running[0].clone()
+    }];
+    let plan = plan(&wanted(1), &blinking, &Backoff::default(), at(120));
+    assert_eq!((plan.trouble, plan.again), (None, Some(Duration::from_secs(119))));
+}
+
+#[test]
+fn a_cause_is_gone_with_a_claim_and_one_of_being_stuck_with_readiness() {
+    let claimed = Sandbox {
+        session: Some("s".into()),
+        ..starting("a")
+    };
+    for cause in [Cause::Outdated, Cause::Ended, Cause::Stuck, Cause::Surplus] {
+        assert!(cause.holds(&starting("a")) && !cause.holds(&claimed), "{cause:?}");
+        assert_eq!(cause.holds(&pod("a")), cause != Cause::Stuck, "{cause:?}");
+    }
+}
+
+#[test]
+fn one_that_does_not_go_is_told() {
+    let going = [Sandbox {
+        terminating: true,
+        ..starting("a")
+    }];
+    let early = plan(&wanted(1), &going, &Backoff::default(), at(20));
+    assert_eq!((early.trouble, early.again), (None, Some(Duration::from_secs(100))));
+    let late = plan(&wanted(1), &going, &Backoff::default(), at(120));
+    assert_eq!((late.create, late.delete.len(), late.again), (0, 0, None));
+    assert!(late.trouble.is_some_and(|trouble| trouble.contains("should be gone")));
 }
 
 #[test]
@@ -232,6 +321,7 @@ impl World {
                 spec_hash: hash.clone(),
                 ready: false,
                 created: at(self.now),
+                unready_since: at(self.now),
                 ..pod(&format!("p{}", self.made))
             });
         }

@@ -9,7 +9,10 @@ use crate::fake::FakeServer;
 use crate::metrics::Metrics;
 use crate::validate::fixtures;
 
+mod behind;
 mod by_hand;
+mod others;
+mod refused;
 
 const INSTANCE: &str = "/apis/cli-mcp.redhat.com/v1alpha1/namespaces/ns/climcpinstances/demo";
 const NAMESPACE: &str = "/api/v1/namespaces/ns";
@@ -41,6 +44,11 @@ fn cluster(spec: Value) -> FakeServer {
     server
 }
 
+/// The owner reference of a Deployment's pod.
+fn replica_set(name: &str) -> Value {
+    json!({"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": name, "uid": "uid-rs", "controller": true})
+}
+
 /// The proxy's Service has a ready address.
 fn proxy_answers(server: &FakeServer) {
     server.put(
@@ -51,20 +59,35 @@ fn proxy_answers(server: &FakeServer) {
     );
 }
 
-/// One reconcile, as it is when the caches have caught up. A context of its own each time: nothing is remembered.
-async fn once(server: &FakeServer) -> Result<Action> {
+/// A context whose caches show what is there now, and nothing later.
+fn context(server: &FakeServer) -> Arc<Context> {
     let caches = Arc::new(server.caches());
     let scope = Scope::Namespace("ns".into());
     let metrics = Metrics::register(&mut prometheus_client::registry::Registry::default());
-    let context = Context::new(
+    Arc::new(Context::new(
         server.client(),
         fixtures::settings(),
-        vec![(scope, caches.clone())],
+        vec![(scope, caches)],
         metrics,
         None,
-    );
-    let instance = serde_json::from_value(server.get(INSTANCE).unwrap()).unwrap();
-    reconcile(Arc::new(instance), Arc::new(context)).await
+    ))
+}
+
+fn instance(server: &FakeServer) -> Arc<CliMcpInstance> {
+    Arc::new(serde_json::from_value(server.get(INSTANCE).unwrap()).unwrap())
+}
+
+/// One reconcile, as it is when the caches have caught up. A context of its own each time: nothing is remembered.
+async fn once(server: &FakeServer) -> Result<Action> {
+    reconcile(instance(server), context(server)).await
+}
+
+/// Paths of the pods.
+fn pods(server: &FakeServer) -> Vec<String> {
+    let paths = server.objects().into_keys();
+    paths
+        .filter(|path| path.starts_with("/api/v1/namespaces/ns/pods/"))
+        .collect()
 }
 
 /// Reconciles until one writes nothing.
@@ -345,13 +368,6 @@ async fn secrets_are_generated_once_and_an_admins_is_never_touched() {
 
 #[tokio::test]
 async fn the_pool_is_filled_once_the_gate_is_open_and_a_claim_is_refilled() {
-    let pods = |server: &FakeServer| -> Vec<String> {
-        server
-            .objects()
-            .into_keys()
-            .filter(|path| path.starts_with("/api/v1/namespaces/ns/pods/"))
-            .collect()
-    };
     let server = cluster(json!({"sandbox": {"warmPoolSize": 2}}));
     settle(&server).await;
     assert_eq!(pods(&server).len(), 0, "the proxy does not answer yet");
@@ -416,10 +432,12 @@ async fn an_instance_goes_after_its_server_and_its_sandboxes() {
     proxy_answers(&server);
     settle(&server).await;
     let pod = format!("{NAMESPACE}/pods/cli-mcp-demo-server");
-    let of_server = cli_mcp_api::labels::selector("demo", cli_mcp_api::labels::Component::Server);
+    let mut of_server = labels::selector("demo", labels::Component::Server);
+    of_server.insert("pod-template-hash".to_owned(), "hash".to_owned());
     server.put(
         &pod,
-        json!({"metadata": {"name": "cli-mcp-demo-server", "namespace": "ns", "labels": of_server}}),
+        json!({"metadata": {"name": "cli-mcp-demo-server", "namespace": "ns", "labels": of_server,
+            "ownerReferences": [replica_set("cli-mcp-demo-hash")]}}),
     );
     let mut instance = server.get(INSTANCE).unwrap();
     instance["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");

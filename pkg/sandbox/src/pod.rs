@@ -185,6 +185,14 @@ pub fn pool_pod_name(instance: &str, suffix: &str) -> String {
     format!("cli-mcp-{}-{suffix}", readable.trim_end_matches('-'))
 }
 
+/// Whether a pod belongs to the object with this UID. Anybody may write labels; operator and server set this reference on
+/// each sandbox that they create, and look at nothing else to know their own.
+#[must_use]
+pub fn is_owned_by(pod: &Pod, uid: &str) -> bool {
+    let owners = pod.metadata.owner_references.as_deref().unwrap_or_default();
+    owners.iter().any(|owner| owner.uid == uid)
+}
+
 impl SandboxTemplate {
     /// Hash of the template, for the `spec-hash` annotation: 16 hexadecimal digits.
     #[must_use]

@@ -93,7 +93,7 @@ mod tests {
     use crate::store::fixtures::{SPEC_HASH, pod, session};
 
     fn pool(size: u64) -> (Arc<SandboxCache>, Arc<Candidates>) {
-        let cache = Arc::new(SandboxCache::default());
+        let cache = Arc::new(SandboxCache::of_owner(None));
         for n in 0..size {
             cache.observe(&pod(&format!("p{n}"), &format!("u{n}"), n + 1, None));
         }

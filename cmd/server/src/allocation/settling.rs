@@ -130,7 +130,7 @@ mod tests {
         /// One that has just claimed a pod with version 7.
         fn claimed(listed: Vec<Pod>) -> Self {
             let (client, queries) = api(listed);
-            let cache = Arc::new(SandboxCache::default());
+            let cache = Arc::new(SandboxCache::of_owner(None));
             let template = SandboxTemplate {
                 instance: "demo".to_owned(),
                 namespace: "ns".to_owned(),

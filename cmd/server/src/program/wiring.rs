@@ -149,7 +149,9 @@ struct Parts {
 
 impl Parts {
     fn build(settings: &Settings, client: &Client, registry: &mut Registry, ended: &CancellationToken) -> Self {
-        let cache = Arc::new(SandboxCache::default());
+        let cache = Arc::new(SandboxCache::of_owner(
+            settings.owner.as_ref().map(|owner| owner.uid.clone()),
+        ));
         let telemetry = Telemetry::register(registry, cache.clone());
         let template = settings.template.clone();
         let cluster = Cluster::new(

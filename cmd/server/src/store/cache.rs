@@ -15,16 +15,16 @@ pub struct SandboxCache {
     changed: watch::Sender<()>,
 }
 
-impl Default for SandboxCache {
-    fn default() -> Self {
+impl SandboxCache {
+    /// An empty cache of [`SandboxStore::of_owner`].
+    #[must_use]
+    pub fn of_owner(owner: Option<String>) -> Self {
         Self {
-            store: RwLock::default(),
+            store: RwLock::new(SandboxStore::of_owner(owner)),
             changed: watch::Sender::new(()),
         }
     }
-}
 
-impl SandboxCache {
     /// Reads the store as it is.
     pub fn read<T>(&self, look: impl FnOnce(&SandboxStore) -> T) -> T {
         look(&self.store.read().unwrap_or_else(PoisonError::into_inner))

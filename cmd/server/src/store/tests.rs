@@ -44,6 +44,28 @@ fn only_the_watch_tells_up_to_where_the_store_is() {
 }
 
 #[test]
+fn a_pod_of_another_owner_is_neither_used_nor_claimed() {
+    let mut store = SandboxStore::of_owner(Some("uid-demo".to_owned()));
+    let owned = |mut pod: Pod, uid: &str| {
+        let owner = json!([{"apiVersion": "v1", "kind": "CliMcpInstance", "name": "demo", "uid": uid}]);
+        pod.metadata.owner_references = serde_json::from_value(owner).unwrap();
+        pod
+    };
+    store.apply(&Event::Init);
+    store.apply(&Event::InitApply(owned(pod("listed", "u1", 1, None), "earlier")));
+    store.apply(&Event::InitDone);
+    store.apply(&Event::Apply(pod("watched", "u2", 2, None)));
+    store.observe(&pod("answered", "u3", 3, Some("s1")));
+    store.apply(&Event::Apply(owned(pod("ours", "u4", 4, None), "uid-demo")));
+    assert!(store.of_session(&session("s1")).is_empty());
+    let claimable = store.claimable(&session("s1"), "h");
+    assert_eq!(
+        claimable.iter().map(|sandbox| &sandbox.name).collect::<Vec<_>>(),
+        ["ours"]
+    );
+}
+
+#[test]
 fn a_late_answer_does_not_bring_a_deleted_pod_back() {
     let mut store = SandboxStore::default();
     store.apply(&Event::Delete(pod("p", "u", 9, Some("s1"))));

@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 
+use cli_mcp_sandbox::pod::session_pod_name;
 use cli_mcp_sandbox::token::HmacKey;
 use http::StatusCode;
 use serde_json::json;
@@ -332,4 +333,25 @@ async fn a_sandbox_of_another_key_says_how_to_go_on() {
         .await
         .unwrap();
     assert_eq!(structured(&bash(&client, "echo on").await)["stdout"], "on\n");
+}
+
+#[tokio::test]
+async fn a_pod_of_somebody_else_under_the_sessions_name_is_told_and_left_alone() {
+    let cluster = Cluster::start().await;
+    let owner = r#"--sandbox-owner={"apiVersion":"v1","kind":"CliMcpInstance","name":"demo","uid":"uid-demo"}"#;
+    let server = Server::start(&cluster, &[LOCAL, owner]).await;
+    let name = session_pod_name("demo", "s1");
+    cluster.put(
+        "pods",
+        json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "namespace": "ns", "labels": {
+            "cli-mcp.redhat.com/instance": "demo", "cli-mcp.redhat.com/component": "sandbox",
+            "cli-mcp.redhat.com/session-id": "s1"}}}),
+    );
+    let before = cluster.pods();
+    let told = refusal(&bash(&server.client("s1").await, "echo").await);
+    assert!(
+        told.contains(&format!("pod {name} exists and does not belong")),
+        "{told}"
+    );
+    assert_eq!(cluster.pods(), before);
 }

@@ -19,8 +19,58 @@ const KIND_DESCRIPTION: &str = "Kind is a string value representing the REST res
     may infer this from the endpoint the client submits requests to. Cannot be updated. In CamelCase. \
     More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#types-kinds";
 
-/// The pattern that controller-gen gives every quantity.
-const QUANTITY_PATTERN: &str = r"^(\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))(([KMGTPE]i)|[numkMGTPE]|([eE](\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))))?$";
+/// The pattern that controller-gen gives every quantity, without the minus: there is less than nothing of no resource.
+const QUANTITY_PATTERN: &str =
+    r"^\+?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))(([KMGTPE]i)|[numkMGTPE]|([eE](\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))))?$";
+
+/// Characters of a quantity.
+const QUANTITY_LENGTH: i64 = 64;
+
+/// A DNS subdomain, as names of objects and keys of their data are.
+const NAME: i64 = 253;
+
+/// A label's key: a prefix, a slash and a name.
+const LABEL_KEY: i64 = 317;
+
+/// A label's value.
+const LABEL_VALUE: i64 = 63;
+
+/// What Kubernetes' own types leave open: the most characters of a text, items of a list or entries of a map. The fields
+/// are given by the end of their path.
+const BOUNDS: [(&str, i64); 28] = [
+    ("env[].name", NAME),
+    // A quarter of what Linux lets the server's argument have that holds all of them (MAX_ARG_STRLEN, execve(2)).
+    ("env[].value", 32_768),
+    ("configMapKeyRef.name", NAME),
+    ("configMapKeyRef.key", NAME),
+    ("secretKeyRef.name", NAME),
+    ("secretKeyRef.key", NAME),
+    ("fieldRef.apiVersion", NAME),
+    // metadata.annotations['KEY'] is the longest.
+    ("fieldRef.fieldPath", 512),
+    ("fileKeyRef.key", NAME),
+    ("fileKeyRef.path", 4096),
+    ("fileKeyRef.volumeName", LABEL_VALUE),
+    ("resourceFieldRef.containerName", LABEL_VALUE),
+    ("resourceFieldRef.resource", LABEL_KEY),
+    ("imagePullSecrets[].name", NAME),
+    ("nodeSelector{}", LABEL_VALUE),
+    ("tolerations[].key", LABEL_KEY),
+    ("tolerations[].operator", LABEL_VALUE),
+    ("tolerations[].value", LABEL_VALUE),
+    ("tolerations[].effect", LABEL_VALUE),
+    ("resources.limits", 32),
+    ("resources.requests", 32),
+    // Refused by a rule that says why.
+    ("resources.claims", 16),
+    ("claims[].name", NAME),
+    ("claims[].request", NAME),
+    // As the type's documentation has them.
+    ("conditions[].type", 316),
+    ("conditions[].status", 16),
+    ("conditions[].reason", 1024),
+    ("conditions[].message", 32_768),
+];
 
 /// The CustomResourceDefinition of [`CliMcpInstance`].
 #[must_use]
@@ -43,6 +93,7 @@ pub fn custom_resource_definition() -> CustomResourceDefinition {
             spec.description = Some(SPEC_DESCRIPTION.to_owned());
         }
         quantities(schema);
+        bound(schema, "");
         unwrap_lines(schema);
     }
     crd
@@ -95,6 +146,8 @@ fn quantities(schema: &mut JSONSchemaProps) {
         *schema = JSONSchemaProps {
             any_of: Some(vec![described("integer", None), described("string", None)]),
             pattern: Some(QUANTITY_PATTERN.to_owned()),
+            max_length: Some(QUANTITY_LENGTH),
+            minimum: Some(0.0),
             x_kubernetes_int_or_string: Some(true),
             nullable: schema.nullable,
             description: schema
@@ -115,6 +168,30 @@ fn quantities(schema: &mut JSONSchemaProps) {
     }
     if let Some(JSONSchemaPropsOrBool::Schema(additional)) = &mut schema.additional_properties {
         quantities(additional);
+    }
+}
+
+/// Sets the [`BOUNDS`] of the fields in the schema, which is that of `path`.
+fn bound(schema: &mut JSONSchemaProps, path: &str) {
+    let is_at = |field: &str| {
+        path.strip_suffix(field)
+            .is_some_and(|before| before.is_empty() || before.ends_with('.'))
+    };
+    if let Some((_, most)) = BOUNDS.iter().find(|(field, _)| is_at(field)) {
+        match schema.type_.as_deref() {
+            Some("array") => schema.max_items = Some(*most),
+            Some("object") => schema.max_properties = Some(*most),
+            _ => schema.max_length = Some(*most),
+        }
+    }
+    for (name, property) in schema.properties.iter_mut().flatten() {
+        bound(property, &format!("{path}.{name}"));
+    }
+    if let Some(JSONSchemaPropsOrArray::Schema(items)) = &mut schema.items {
+        bound(items, &format!("{path}[]"));
+    }
+    if let Some(JSONSchemaPropsOrBool::Schema(additional)) = &mut schema.additional_properties {
+        bound(additional, &format!("{path}{{}}"));
     }
 }
 

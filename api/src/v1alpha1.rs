@@ -104,7 +104,7 @@ pub struct SandboxSpec {
     /// Size limit of /workspace, such as 1Gi. Empty: 2Gi. /tmp has 1Gi. A sandbox that writes more is evicted, alone.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     #[schemars(length(max = 32))]
-    #[x_kube(validation = Rule::new("self == '' || isQuantity(self)").message("must be empty or a quantity, such as 512Mi or 1Gi"))]
+    #[x_kube(validation = Rule::new("self == '' || (isQuantity(self) && !self.startsWith('-'))").message("must be empty or a quantity, such as 512Mi or 1Gi, and not negative"))]
     pub workspace_size_limit: String,
     /// More environment variables of the sandbox. Names that the sandbox needs itself (HOME, KUBECONFIG, the proxy and
     /// certificate variables, SANDBOX_*) are ignored and reported as an event.
@@ -268,9 +268,25 @@ pub struct Target {
     #[schemars(length(max = 16), inner(length(min = 1, max = 261)))]
     #[x_kube(validation = Rule::new(r"self.all(d, !d.contains('*'))").message("domains: no wildcards, list each host"))]
     #[x_kube(validation = Rule::new(r"self.all(d, d.matches('^([A-Za-z0-9]([A-Za-z0-9_-]{0,61}[A-Za-z0-9])?([.][A-Za-z0-9]([A-Za-z0-9_-]{0,61}[A-Za-z0-9])?)*|\\[[0-9A-Fa-f:.]+\\])(:[1-9][0-9]{0,4})?$'))").message("domains: each entry is a literal host, host:port or [ipv6]:port, without scheme, path or leading dot"))]
+    #[x_kube(validation = Rule::new(IPV6_RULE).message("domains: what stands in brackets is an IPv6 address, in hexadecimal groups"))]
     #[x_kube(validation = Rule::new(r"self.all(d, !d.matches(':[0-9]+$') || d.matches('\\]$') || int(d.substring(d.lastIndexOf(':') + 1)) <= 65535)").message("domains: the port is 1 to 65535"))]
     pub domains: Vec<String>,
 }
+
+/// Every place that `::` can have, as RFC 4291 has it. CEL's own `isIP` came after the oldest Kubernetes that is supported.
+const IPV6_RULE: &str = concat!(
+    r"self.all(d, !d.startsWith('[') || d.matches('^\\[(",
+    "([0-9A-Fa-f]{1,4}:){7}[0-9A-Fa-f]{1,4}",
+    "|([0-9A-Fa-f]{1,4}:){1,7}:",
+    "|([0-9A-Fa-f]{1,4}:){1,6}:[0-9A-Fa-f]{1,4}",
+    "|([0-9A-Fa-f]{1,4}:){1,5}(:[0-9A-Fa-f]{1,4}){1,2}",
+    "|([0-9A-Fa-f]{1,4}:){1,4}(:[0-9A-Fa-f]{1,4}){1,3}",
+    "|([0-9A-Fa-f]{1,4}:){1,3}(:[0-9A-Fa-f]{1,4}){1,4}",
+    "|([0-9A-Fa-f]{1,4}:){1,2}(:[0-9A-Fa-f]{1,4}){1,5}",
+    "|[0-9A-Fa-f]{1,4}:(:[0-9A-Fa-f]{1,4}){1,6}",
+    "|:((:[0-9A-Fa-f]{1,4}){1,7}|:)",
+    r")\\](:[0-9]+)?$'))"
+);
 
 /// The kinds of targets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
@@ -335,12 +351,15 @@ pub struct CliMcpInstanceStatus {
     pub sessions: Option<i32>,
     /// The image that new sandboxes run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 512))]
     pub resolved_sandbox_image: Option<String>,
     /// ServiceAccount whose tokens may call this instance.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 253))]
     pub client_service_account: Option<String>,
     /// Address of the MCP endpoint inside the cluster.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 253))]
     pub url: Option<String>,
 }
 

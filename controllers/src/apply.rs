@@ -1,22 +1,23 @@
 //! Writes the children that differ, by server-side apply with one field manager. An object that is not ours is
 //! reported and left alone.
 
+mod child;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use cli_mcp_api::{labels, names};
 use k8s_openapi::api::core::v1::Secret;
-use kube::api::{DeleteParams, DynamicObject, Patch, PatchParams, PostParams, Preconditions};
-use kube::core::Status;
+use kube::api::DynamicObject;
 use kube::{Api, ResourceExt};
 use serde_json::Value;
 
-use crate::auth_delegator;
+use self::child::{Outcome, apply_child, is_ours, parameters, remove};
+use crate::auth_delegator::{self, Standing};
 use crate::build::{Child, ChildKind, ChildRef, Children};
 use crate::caches::Caches;
 use crate::context::Context;
 use crate::dereference::Observed;
-use crate::difference::{differs, is_foreign};
 use crate::error::{Result, text};
 use crate::generate;
 use crate::validate::Validated;
@@ -53,39 +54,21 @@ pub async fn apply(
     context: &Context,
     caches: &Caches,
     validated: &Validated,
-    children: Children,
+    mut children: Children,
     observed: &Observed,
 ) -> Result<Applied> {
     let mut applied = Applied::default();
     generate_once(context, validated, &mut applied).await?;
-    auth_delegator::keep(context, caches, &mut applied).await;
     let mut taken = BTreeSet::new();
-    for mut child in children.apply {
-        if let Some(foundation) = foundations(&child.reference)
-            .into_iter()
-            .find(|one| taken.contains(one))
-        {
-            applied.failures.push(withheld(&child.reference, &foundation));
-            continue;
-        }
-        if let Err(failure) = bind_to_account(&mut child, &applied) {
-            applied.failures.push(failure);
-            continue;
-        }
-        let known = observed.children.get(&child.reference).cloned();
-        match apply_child(context, validated, &child, known).await {
-            Ok(Outcome { live, written }) => {
-                applied.writes += usize::from(written);
-                applied.children.insert(child.reference, live);
-            }
-            Err(failure) => {
-                if failure.foreign {
-                    taken.insert(child.reference);
-                }
-                applied.failures.push(failure);
-            }
-        }
-    }
+    // The account first, so that it is known whose it is, and the binding before the pods that need it.
+    let accounts_end = children
+        .apply
+        .partition_point(|child| child.reference.kind <= ChildKind::ServiceAccount);
+    let others = children.apply.split_off(accounts_end);
+    apply_all(context, validated, observed, children.apply, &mut taken, &mut applied).await;
+    let account = server_account(validated, &taken, &applied);
+    auth_delegator::keep(context, caches, account, &mut applied).await;
+    apply_all(context, validated, observed, others, &mut taken, &mut applied).await;
     // Children that cannot be built now go on as they are: their state counts too.
     for (reference, live) in &observed.children {
         if is_ours(live, validated) {
@@ -109,6 +92,63 @@ pub async fn apply(
         }
     }
     Ok(applied)
+}
+
+/// The account of the server, and whose it is now.
+fn server_account(
+    validated: &Validated,
+    taken: &BTreeSet<ChildRef>,
+    applied: &Applied,
+) -> (auth_delegator::Account, Standing) {
+    let account = ChildRef {
+        kind: ChildKind::ServiceAccount,
+        name: names::server(&validated.name),
+    };
+    let standing = if applied.children.contains_key(&account) {
+        Standing::Own
+    } else if taken.contains(&account) {
+        Standing::Foreign
+    } else {
+        Standing::Unknown
+    };
+    ((validated.namespace.clone(), account.name), standing)
+}
+
+/// Applies in order. `taken` are the children whose names are somebody else's.
+async fn apply_all(
+    context: &Context,
+    validated: &Validated,
+    observed: &Observed,
+    children: Vec<Child>,
+    taken: &mut BTreeSet<ChildRef>,
+    applied: &mut Applied,
+) {
+    for mut child in children {
+        if let Some(foundation) = foundations(&child.reference)
+            .into_iter()
+            .find(|one| taken.contains(one))
+        {
+            applied.failures.push(withheld(&child.reference, &foundation));
+            continue;
+        }
+        if let Err(failure) = bind_to_account(&mut child, applied) {
+            applied.failures.push(failure);
+            continue;
+        }
+        let known = observed.children.get(&child.reference).cloned();
+        match apply_child(context, validated, &child, known).await {
+            Ok(Outcome { live, written }) => {
+                applied.writes += usize::from(written);
+                applied.children.insert(child.reference, live);
+            }
+            Err(failure) => {
+                if failure.foreign {
+                    taken.insert(child.reference);
+                }
+                applied.failures.push(failure);
+            }
+        }
+    }
 }
 
 /// What a child gives power to, or gets it from, by name. When one of these is somebody else's the child is not applied:
@@ -161,216 +201,6 @@ fn bind_to_account(child: &mut Child, applied: &Applied) -> Result<(), Failure> 
     Ok(())
 }
 
-struct Outcome {
-    live: Arc<DynamicObject>,
-    written: bool,
-}
-
-/// Whether this instance controls an object.
-fn is_ours(object: &DynamicObject, validated: &Validated) -> bool {
-    controller(object).is_some_and(|owner| owner.uid == validated.controller.uid)
-}
-
-/// Whether the operator applied this object and somebody took its owner reference away.
-async fn lost_its_owner(api: &Api<DynamicObject>, object: &DynamicObject) -> kube::Result<bool> {
-    if controller(object).is_some() {
-        return Ok(false);
-    }
-    // The caches hold no managed fields of our own.
-    let whole = api.get_opt(&object.name_any()).await?;
-    Ok(whole.is_some_and(|whole| {
-        let mut entries = whole.metadata.managed_fields.iter().flatten();
-        entries.any(|entry| entry.manager.as_deref() == Some(names::FIELD_MANAGER))
-    }))
-}
-
-fn controller(object: &DynamicObject) -> Option<&k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference> {
-    object
-        .owner_references()
-        .iter()
-        .find(|owner| owner.controller == Some(true))
-}
-
-async fn apply_child(
-    context: &Context,
-    validated: &Validated,
-    child: &Child,
-    known: Option<Arc<DynamicObject>>,
-) -> Result<Outcome, Failure> {
-    let reference = &child.reference;
-    let api = api(context, validated, reference.kind);
-    let live = match known {
-        Some(live) => Some(live),
-        // Not among the objects with our labels: it does not exist, or it is somebody else's.
-        None => api
-            .get_opt(&reference.name)
-            .await
-            .map_err(|error| refused(reference, &error))?
-            .map(Arc::new),
-    };
-    let desired = serde_json::to_value(&child.object).map_err(|error| fault(reference, &error))?;
-    let Some(live) = live else {
-        let live = patch(&api, reference, desired).await?;
-        return Ok(Outcome {
-            live: Arc::new(live),
-            written: true,
-        });
-    };
-    if !is_ours(&live, validated)
-        && !lost_its_owner(&api, &live)
-            .await
-            .map_err(|error| refused(reference, &error))?
-    {
-        return Err(foreign(reference, &live, validated));
-    }
-    if live.metadata.deletion_timestamp.is_some() {
-        return Err(Failure {
-            message: format!("{reference} is being deleted and is made again when it is gone"),
-            transient: true,
-            foreign: false,
-        });
-    }
-    if !child_differs(reference.kind, &desired, &live)? {
-        return Ok(Outcome { live, written: false });
-    }
-    let mut guarded = desired.clone();
-    // The object we looked at, and not one that took its name since.
-    guarded["metadata"]["uid"] = Value::from(live.uid());
-    let mut now = patch(&api, reference, guarded).await?;
-    if child_differs(reference.kind, &desired, &now)? {
-        // Apply takes nothing away that another manager added: replacing does. Its entry goes too, or it would own what
-        // is equal in both, and the object would seem touched for ever.
-        let mut whole = child.object.clone();
-        whole.metadata.resource_version = now.resource_version();
-        whole.metadata.uid = now.uid();
-        let entries = now.metadata.managed_fields.take().unwrap_or_default();
-        whole.metadata.managed_fields = Some(entries.into_iter().filter(|entry| !is_foreign(entry)).collect());
-        let parameters = PostParams {
-            field_manager: Some(names::FIELD_MANAGER.to_owned()),
-            ..PostParams::default()
-        };
-        now = api
-            .replace(&reference.name, &parameters, &whole)
-            .await
-            .map_err(|error| refused(reference, &error))?;
-    }
-    tracing::info!(child = %reference, namespace = validated.namespace, instance = validated.name, "Applied child");
-    Ok(Outcome {
-        live: Arc::new(now),
-        written: true,
-    })
-}
-
-/// Policies and permissions must be exactly ours: what somebody added there opens something.
-fn child_differs(kind: ChildKind, desired: &Value, live: &DynamicObject) -> Result<bool, Failure> {
-    let foreign = live.metadata.managed_fields.iter().flatten().any(is_foreign);
-    let live = serde_json::to_value(live).map_err(|error| Failure {
-        message: error.to_string(),
-        transient: false,
-        foreign: false,
-    })?;
-    let exact = match kind {
-        ChildKind::NetworkPolicy => &["spec"][..],
-        ChildKind::Role => &["rules"],
-        ChildKind::RoleBinding => &["roleRef", "subjects"],
-        ChildKind::ConfigMap => &["data"],
-        ChildKind::Service | ChildKind::ServiceAccount | ChildKind::Deployment | ChildKind::PodDisruptionBudget => &[],
-    };
-    let more = exact.iter().any(|field| differs(&live[field], &desired[field]));
-    let selector = "/spec/selector";
-    let widened = live
-        .pointer(selector)
-        .zip(desired.pointer(selector))
-        .is_some_and(|(live, desired)| differs(live, desired));
-    // On OpenShift every ServiceAccount gets a pull secret from its controllers.
-    let touched = kind != ChildKind::ServiceAccount && foreign;
-    Ok(more || widened || touched || differs(desired, &live))
-}
-
-async fn patch(api: &Api<DynamicObject>, reference: &ChildRef, object: Value) -> Result<DynamicObject, Failure> {
-    let parameters = PatchParams::apply(names::FIELD_MANAGER).force();
-    match api.patch(&reference.name, &parameters, &Patch::Apply(&object)).await {
-        Err(kube::Error::Api(status)) if is_immutable(&status) => {
-            api.delete(&reference.name, &DeleteParams::default())
-                .await
-                .map_err(|error| refused(reference, &error))?;
-            Err(Failure {
-                message: format!("{reference} cannot be changed back and is made again"),
-                transient: true,
-                foreign: false,
-            })
-        }
-        other => other.map_err(|error| refused(reference, &error)),
-    }
-}
-
-/// Whether a field differs that can only be set at creation, such as a selector or a roleRef.
-fn is_immutable(status: &Status) -> bool {
-    status.is_invalid()
-        && ["immutable", "cannot change roleRef"]
-            .iter()
-            .any(|text| status.message.contains(text))
-}
-
-async fn remove(
-    context: &Context,
-    validated: &Validated,
-    reference: &ChildRef,
-    live: &DynamicObject,
-) -> Result<(), Failure> {
-    let parameters = DeleteParams::default().preconditions(Preconditions {
-        uid: live.uid(),
-        resource_version: None,
-    });
-    match api(context, validated, reference.kind)
-        .delete(&reference.name, &parameters)
-        .await
-    {
-        Ok(_) => Ok(()),
-        Err(kube::Error::Api(status)) if status.is_not_found() => Ok(()),
-        Err(error) => Err(refused(reference, &error)),
-    }
-}
-
-fn api(context: &Context, validated: &Validated, kind: ChildKind) -> Api<DynamicObject> {
-    Api::namespaced_with(context.client.clone(), &validated.namespace, &kind.api_resource())
-}
-
-fn foreign(reference: &ChildRef, live: &DynamicObject, validated: &Validated) -> Failure {
-    let ours_before = controller(live)
-        .is_some_and(|owner| owner.kind == validated.controller.kind && owner.name == validated.controller.name);
-    if ours_before {
-        return Failure {
-            message: format!("{reference} belongs to an earlier instance of this name and is being collected"),
-            transient: true,
-            foreign: false,
-        };
-    }
-    Failure {
-        message: format!(
-            "{reference} exists and does not belong to this instance: delete or rename it, or rename the instance"
-        ),
-        transient: true,
-        foreign: true,
-    }
-}
-
-fn refused(reference: &ChildRef, error: &kube::Error) -> Failure {
-    Failure {
-        message: format!("{reference} could not be applied: {}", text(error)),
-        transient: true,
-        foreign: false,
-    }
-}
-
-fn fault(reference: &ChildRef, error: &serde_json::Error) -> Failure {
-    Failure {
-        message: format!("{reference}: {error}"),
-        transient: false,
-        foreign: false,
-    }
-}
-
 /// Creates, and never changes, the Secrets that are generated once.
 async fn generate_once(context: &Context, validated: &Validated, applied: &mut Applied) -> Result<()> {
     let Validated {
@@ -392,13 +222,9 @@ async fn generate_once(context: &Context, validated: &Validated, applied: &mut A
         secrets.push(generate::hmac_secret(namespace, name, controller.clone()));
     }
     let api: Api<Secret> = Api::namespaced(context.client.clone(), namespace);
-    let parameters = PostParams {
-        field_manager: Some(names::FIELD_MANAGER.to_owned()),
-        ..PostParams::default()
-    };
     for secret in secrets {
         applied.writes += 1;
-        match api.create(&parameters, &secret).await {
+        match api.create(&parameters(), &secret).await {
             Ok(_) => tracing::info!(secret = secret.name_any(), namespace, "Generated Secret"),
             // Our cache is behind: what exists stays.
             Err(kube::Error::Api(status)) if status.is_already_exists() => {}

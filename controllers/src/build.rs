@@ -19,7 +19,7 @@ use k8s_openapi::api::core::v1::{ConfigMap, Service, ServiceAccount};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::api::rbac::v1::{Role, RoleBinding};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use kube::ResourceExt;
 use kube::api::{ApiResource, DynamicObject};
 use kube::core::Resource;
@@ -63,6 +63,17 @@ impl ChildKind {
         Self::Deployment,
         Self::PodDisruptionBudget,
     ];
+
+    /// Whether the operator deletes one while its instance lives: because a field of it can only be set when it is made
+    /// (a roleRef, a cluster IP, the data of a ConfigMap that somebody made immutable, a selector), or because it is not
+    /// always wanted.
+    #[must_use]
+    pub const fn is_deleted(self) -> bool {
+        match self {
+            Self::RoleBinding | Self::Service | Self::ConfigMap | Self::Deployment | Self::PodDisruptionBudget => true,
+            Self::NetworkPolicy | Self::ServiceAccount | Self::Role => false,
+        }
+    }
 
     /// Group, version and plural.
     #[must_use]
@@ -187,6 +198,14 @@ impl Collector<'_> {
     fn remove(&mut self, kind: ChildKind, name: String) {
         self.children.remove.push(ChildRef { kind, name });
     }
+}
+
+/// Who controls an object.
+pub(crate) fn controller(object: &DynamicObject) -> Option<&OwnerReference> {
+    object
+        .owner_references()
+        .iter()
+        .find(|owner| owner.controller == Some(true))
 }
 
 /// Metadata of a child of a component.

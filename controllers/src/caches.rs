@@ -2,7 +2,6 @@
 //! other. Reconciles read from here; the API server sees no LIST after the start.
 
 use std::collections::{BTreeMap, HashMap};
-use std::convert::Infallible;
 use std::fmt::Debug;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
@@ -10,14 +9,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use cli_mcp_api::v1alpha1::CliMcpInstance;
 use cli_mcp_api::{labels, names};
-use futures::channel::mpsc::UnboundedSender;
 use futures::{Stream, StreamExt};
 use k8s_openapi::api::core::v1::{Pod, Secret};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::api::rbac::v1::ClusterRoleBinding;
 use kube::api::{ApiResource, DynamicObject, PartialObjectMeta, TypeMeta};
 use kube::core::Resource;
-use kube::runtime::controller::ReconcileRequest;
 use kube::runtime::reflector::{ObjectRef, Store, store::Writer};
 use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Api, Client, ResourceExt};
@@ -27,6 +24,7 @@ use tokio::task::JoinSet;
 use crate::build::{ChildKind, is_auth_delegator};
 use crate::controller::Scope;
 use crate::difference::is_foreign;
+use crate::trigger::Trigger;
 use crate::trouble;
 
 /// Selects every child that the operator makes.
@@ -48,8 +46,6 @@ pub struct Caches {
     pub auth_delegator: Store<ClusterRoleBinding>,
     pending: Arc<AtomicUsize>,
 }
-
-type Trigger = UnboundedSender<Result<ReconcileRequest<CliMcpInstance>, Infallible>>;
 
 impl Caches {
     /// Starts the watches of a scope on `tasks`. What changes asks for a reconcile on `trigger`.
@@ -273,10 +269,7 @@ impl Starter<'_> {
                             first_list = false;
                             pending.fetch_sub(1, Ordering::AcqRel);
                         }
-                        for instance in affected(&event) {
-                            // The receiver is gone only at shutdown.
-                            let _ = trigger.unbounded_send(Ok(instance.into()));
-                        }
+                        affected(&event).into_iter().for_each(|instance| trigger.ask(instance));
                     }
                     Err(error) => {
                         tracing::warn!(kind = std::any::type_name::<K>(), %error, "Watch failed, starting it again");

@@ -1,14 +1,17 @@
 //! What every reconcile shares: client, caches, settings, recorder, metrics, and the little that is remembered between
 //! two reconciles.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use cli_mcp_api::names;
 use kube::runtime::events::{Recorder, Reporter};
+use kube::runtime::reflector::ObjectRef;
 use kube::{Client, ResourceExt};
 
+use crate::auth_delegator::{Account, Standing};
+use crate::build::{ChildKind, controller};
 use crate::caches::Caches;
 use crate::controller::Scope;
 use crate::dereference::SecretContent;
@@ -114,14 +117,30 @@ impl Context {
         self.caches(namespace).is_some()
     }
 
-    /// ServiceAccounts of the servers of all live instances, as (namespace, name).
+    /// The ServiceAccounts that are named for the servers of all live instances, and whose they are.
     #[must_use]
-    pub fn servers(&self) -> BTreeSet<(String, String)> {
-        self.scopes
-            .iter()
-            .flat_map(|(_, caches)| caches.instances.state())
-            .filter(|instance| instance.metadata.deletion_timestamp.is_none())
-            .filter_map(|instance| Some((instance.namespace()?, names::server(&instance.name_any()))))
-            .collect()
+    pub fn servers(&self) -> BTreeMap<Account, Standing> {
+        let accounts = ChildKind::ServiceAccount.api_resource();
+        let mut servers = BTreeMap::new();
+        for (_, caches) in &self.scopes {
+            for instance in caches.instances.state() {
+                let (Some(namespace), None) = (instance.namespace(), &instance.metadata.deletion_timestamp) else {
+                    continue;
+                };
+                let name = names::server(&instance.name_any());
+                let reference = ObjectRef::new_with(&name, accounts.clone()).within(&namespace);
+                let standing = match caches.children[&ChildKind::ServiceAccount].get(&reference) {
+                    None => Standing::Unknown,
+                    Some(account)
+                        if controller(&account).is_some_and(|owner| instance.uid().as_ref() == Some(&owner.uid)) =>
+                    {
+                        Standing::Own
+                    }
+                    Some(_) => Standing::Foreign,
+                };
+                servers.insert((namespace, name), standing);
+            }
+        }
+        servers
     }
 }

@@ -1,7 +1,7 @@
 //! An API server in memory, for tests: objects by path, server-side apply as far as one field manager needs it, and
 //! failures at chosen writes. A request that the operator's roles do not allow fails the test.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
 use std::sync::{Arc, Mutex};
 
@@ -14,6 +14,7 @@ use serde_json::{Value, json};
 
 use crate::build::ChildKind;
 use crate::caches::{Caches, keep_child};
+use crate::rights::tests::{self as rights, Asked};
 
 /// The server. Clones share their objects.
 #[derive(Clone, Default)]
@@ -26,12 +27,18 @@ struct State {
     version: u64,
     /// What was last applied, by path: a field that is applied no more is taken away.
     applied: BTreeMap<String, Value>,
+    /// What was ever asked for, whatever object it was for.
+    asked: BTreeSet<Asked>,
     /// Writes that were received, as `METHOD path`.
     writes: Vec<String>,
     /// The write with this number fails.
     fail_at: Option<usize>,
     /// The write, as `METHOD path`, that a webhook refuses.
     refused: Option<String>,
+    /// What reads do not show.
+    hidden: Option<String>,
+    /// What is made again by somebody when it is applied.
+    made_again: Option<String>,
 }
 
 type Answer = (StatusCode, Value);
@@ -83,6 +90,11 @@ impl FakeServer {
         objects
     }
 
+    /// What was ever asked for.
+    pub(crate) fn asked(&self) -> BTreeSet<Asked> {
+        self.0.lock().unwrap().asked.clone()
+    }
+
     /// Writes since the last call.
     pub(crate) fn take_writes(&self) -> Vec<String> {
         std::mem::take(&mut self.0.lock().unwrap().writes)
@@ -98,6 +110,16 @@ impl FakeServer {
     /// Lets a webhook refuse this write, as `METHOD path`.
     pub(crate) fn refuse(&self, write: &str) {
         self.0.lock().unwrap().refused = Some(write.to_owned());
+    }
+
+    /// Lets no read show an object, as if it was made after every read.
+    pub(crate) fn hide(&self, path: Option<&str>) {
+        self.0.lock().unwrap().hidden = path.map(str::to_owned);
+    }
+
+    /// Lets the next apply of an object be refused for a field that cannot change. By then somebody has made it again.
+    pub(crate) fn make_again_at_apply(&self, path: &str) {
+        self.0.lock().unwrap().made_again = Some(path.to_owned());
     }
 
     /// Caches that show what is there now.
@@ -150,11 +172,10 @@ impl FakeServer {
     }
 
     fn answer(&self, method: &Method, path: &str, query: Option<&str>, body: Value) -> Answer {
-        assert!(
-            crate::rights::tests::allows(method, path),
-            "the operator has no right to {method} {path}"
-        );
+        let asked = rights::asked(method, path).unwrap();
+        assert!(rights::allows(&asked), "the operator has no right to {method} {path}");
         let mut state = self.0.lock().unwrap();
+        state.asked.insert(asked.of_any());
         if *method == Method::GET {
             return state.read(path, query);
         }
@@ -208,7 +229,7 @@ impl State {
     }
 
     fn read(&self, path: &str, query: Option<&str>) -> Answer {
-        if let Some(object) = self.objects.get(path) {
+        if let Some(object) = self.objects.get(path).filter(|_| self.hidden.as_deref() != Some(path)) {
             return (StatusCode::OK, object.clone());
         }
         let plural = path.rsplit('/').next().unwrap_or_default();
@@ -252,11 +273,13 @@ impl State {
         status(StatusCode::NOT_FOUND, "NotFound", path)
     }
 
-    fn create(&mut self, path: &str, object: Value) -> Answer {
+    fn create(&mut self, path: &str, mut object: Value) -> Answer {
         let path = format!("{path}/{}", object["metadata"]["name"].as_str().unwrap());
         if self.objects.contains_key(&path) {
             return status(StatusCode::CONFLICT, "AlreadyExists", &path);
         }
+        self.applied.insert(path.clone(), object.clone());
+        object["metadata"]["managedFields"] = json!([entry("Update")]);
         (StatusCode::CREATED, self.store(&path, object))
     }
 
@@ -264,6 +287,14 @@ impl State {
     fn patch(&mut self, path: &str, patch: Value, is_apply: bool) -> Answer {
         let whole = is_apply && !path.ends_with("/status");
         let path = path.trim_end_matches("/status");
+        if is_apply && self.made_again.take_if(|again| again == path).is_some() {
+            self.objects.get_mut(path).unwrap()["metadata"]["uid"] = json!("another");
+            return status(
+                StatusCode::UNPROCESSABLE_ENTITY,
+                "Invalid",
+                "spec.selector: field is immutable",
+            );
+        }
         let mut live = self.objects.get(path).cloned();
         if let Some(live) = &live {
             for field in ["uid", "resourceVersion"] {
@@ -275,8 +306,14 @@ impl State {
         } else if !patch["metadata"]["uid"].is_null() {
             return status(StatusCode::CONFLICT, "Conflict", path);
         }
+        // What was set otherwise, apply keeps.
+        let updated = |live: &&mut Value| {
+            let entries = live["metadata"]["managedFields"].as_array();
+            entries.is_some_and(|entries| entries.contains(&entry("Update")))
+        };
         if whole && let Some(before) = self.applied.insert(path.to_owned(), patch.clone()) {
-            live.iter_mut().for_each(|live| take_away(live, &before, &patch));
+            let applied = live.iter_mut().filter(|live| !updated(live));
+            applied.for_each(|live| take_away(live, &before, &patch));
         }
         let mut merged = live.unwrap_or_else(|| json!({}));
         merge(&mut merged, patch);
@@ -285,7 +322,7 @@ impl State {
             self.objects.remove(path);
             return (StatusCode::OK, merged);
         }
-        let ours = json!({"manager": "cli-mcp-operator", "operation": "Apply"});
+        let ours = entry("Apply");
         match merged["metadata"]["managedFields"].as_array_mut() {
             Some(entries) if entries.contains(&ours) => {}
             Some(entries) => entries.push(ours),
@@ -298,7 +335,7 @@ impl State {
         match self.objects.get(path) {
             Some(live) if live["metadata"]["resourceVersion"] == object["metadata"]["resourceVersion"] => {
                 let mut object = object;
-                object["metadata"]["managedFields"] = json!([{"manager": "cli-mcp-operator", "operation": "Update"}]);
+                object["metadata"]["managedFields"] = json!([entry("Update")]);
                 (StatusCode::OK, self.store(path, object))
             }
             Some(_) => status(StatusCode::CONFLICT, "Conflict", path),
@@ -322,6 +359,11 @@ impl State {
             json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"}),
         )
     }
+}
+
+/// What the managed fields say of the operator.
+fn entry(operation: &str) -> Value {
+    json!({"manager": "cli-mcp-operator", "operation": operation})
 }
 
 /// Removes what was applied before and is applied no more.

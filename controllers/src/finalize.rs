@@ -14,8 +14,7 @@ use kube::api::{DeleteParams, ListParams, Patch, PatchParams, Preconditions};
 use kube::{Api, ResourceExt};
 use serde_json::json;
 
-use crate::auth_delegator;
-use crate::caches::Caches;
+use crate::auth_delegator::{self, BindingError};
 use crate::context::Context;
 use crate::dereference::is_pod_of_deployment;
 use crate::error::{Error, Result};
@@ -122,7 +121,7 @@ pub fn next(remains: Remains) -> Step {
 /// # Errors
 ///
 /// When the API server refuses.
-pub async fn cleanup(context: &Context, caches: &Caches, instance: &CliMcpInstance) -> Result<Option<Duration>> {
+pub async fn cleanup(context: &Context, instance: &CliMcpInstance) -> Result<Option<Duration>> {
     let namespace = instance.namespace().ok_or(Error::Incomplete("a namespace"))?;
     let name = instance.name_any();
     let server = names::server(&name);
@@ -187,13 +186,15 @@ pub async fn cleanup(context: &Context, caches: &Caches, instance: &CliMcpInstan
             }
         }
         Step::Finish => {
-            let live = caches.auth_delegator.state().first().cloned();
-            if let Err(failure) = auth_delegator::write(context, live.as_deref()).await {
-                // It is somebody else's, or will be written by the next reconcile: no reason to hold the instance.
-                tracing::warn!(
-                    failure = failure.message,
-                    "Could not take the server out of the shared binding"
-                );
+            match auth_delegator::let_go(context).await {
+                Ok(_) => {}
+                // Whoever made it decides what becomes of it: no reason to hold the instance.
+                Err(error @ BindingError::Foreign) => tracing::warn!(%error, "The shared binding is left as it is"),
+                // Nobody would come back to it once the last instance is gone.
+                Err(BindingError::Refused(error)) => {
+                    let action = format!("take {namespace}/{server} out of the shared ClusterRoleBinding");
+                    return Err(Error::api(action)(error));
+                }
             }
             forget(context, instance, &namespace);
             return Ok(None);

@@ -29,6 +29,7 @@ pub mod rights;
 pub mod sandboxes;
 pub mod settings;
 pub mod status;
+pub mod trigger;
 pub mod trouble;
 pub mod validate;
 

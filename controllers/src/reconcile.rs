@@ -68,7 +68,7 @@ pub async fn reconcile(instance: Arc<CliMcpInstance>, context: Arc<Context>) -> 
             Action::await_change()
         }
     } else if finalize::is_held(&instance) {
-        match finalize::cleanup(&context, &caches, &instance).await? {
+        match finalize::cleanup(&context, &instance).await? {
             Some(again) => Action::requeue(again),
             None => {
                 finalize::let_go(&context, &instance).await?;

@@ -100,31 +100,23 @@ pub fn in_watched_namespaces() -> Vec<Right> {
         right::<CliMcpInstance>(
             "The instances, their status and finalizer.",
             None,
-            &[&READ[..], &[Patch]].concat(),
+            &[List, Watch, Patch],
         ),
         right::<CliMcpInstance>("", Some("status"), &[Patch]),
         // Where OwnerReferencesPermissionEnforcement is on, who sets blockOwnerDeletion needs it.
         right::<CliMcpInstance>("", Some("finalizers"), &[Update]),
         right::<CliMcpInstance>("Granted to clients.", Some("mcp"), &[Get, Create, Delete]),
     ];
-    let mut children: BTreeMap<String, Vec<String>> = BTreeMap::new();
-    for kind in ChildKind::ALL {
-        let ApiResource { group, plural, .. } = kind.api_resource();
-        children.entry(group).or_default().push(plural);
-    }
-    let all = [&READ[..], &[Create, Update, Patch, Delete]].concat();
-    rights.extend(
-        children
-            .into_iter()
-            .enumerate()
-            .map(|(number, (group, resources))| Right {
-                purpose: if number == 0 { "Children." } else { "" },
-                group,
-                resources,
-                verbs: all.clone(),
-                object: None,
-            }),
-    );
+    rights.extend(of_children(
+        "Children.",
+        |_| true,
+        &[&READ[..], &[Create, Update, Patch]].concat(),
+    ));
+    rights.extend(of_children(
+        "Those with fields that cannot be changed, or that are not always wanted. The rest goes with its instance.",
+        ChildKind::is_deleted,
+        &[Delete],
+    ));
     rights.extend([
         right::<Secret>(
             "Secrets are created once, and never changed or deleted.",
@@ -136,11 +128,34 @@ pub fn in_watched_namespaces() -> Vec<Right> {
             None,
             &[&READ[..], &[Create, Patch, Delete]].concat(),
         ),
-        right::<EndpointSlice>("Whether the proxy has a ready address.", None, &READ),
+        right::<EndpointSlice>(
+            "Whether the proxy has a ready address; get is granted to servers.",
+            None,
+            &READ,
+        ),
         right::<CoreEvent>("What the kubelet reports of a sandbox's egress check.", None, &[List]),
         right::<Event>("What it tells of the instances.", None, &[Create, Patch]),
     ]);
     rights
+}
+
+/// The same verbs for some kinds of children, a right for each API group.
+fn of_children(purpose: &'static str, which: impl Fn(ChildKind) -> bool, verbs: &[Verb]) -> Vec<Right> {
+    let mut groups: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for kind in ChildKind::ALL.into_iter().filter(|kind| which(*kind)) {
+        let ApiResource { group, plural, .. } = kind.api_resource();
+        groups.entry(group).or_default().push(plural);
+    }
+    let rights = groups.into_iter().enumerate();
+    rights
+        .map(|(number, (group, resources))| Right {
+            purpose: if number == 0 { purpose } else { "" },
+            group,
+            resources,
+            verbs: verbs.to_vec(),
+            object: None,
+        })
+        .collect()
 }
 
 /// What it does outside namespaces.
@@ -180,14 +195,64 @@ pub fn in_its_own_namespace() -> Vec<Right> {
 
 #[cfg(test)]
 pub(crate) mod tests {
+    use std::collections::BTreeSet;
+
     use http::Method;
 
     use super::*;
     use crate::build::build;
     use crate::validate::fixtures;
 
-    /// Whether a reconcile may send this request.
-    pub(crate) fn allows(method: &Method, path: &str) -> bool {
+    /// What a request asks for.
+    #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+    pub(crate) struct Asked {
+        pub(crate) namespaced: bool,
+        pub(crate) group: String,
+        pub(crate) resource: String,
+        pub(crate) verb: String,
+        object: Option<String>,
+    }
+
+    impl Asked {
+        fn new(namespaced: bool, right: &Right, resource: &str, verb: Verb) -> Self {
+            Self {
+                namespaced,
+                group: right.group.clone(),
+                resource: resource.to_owned(),
+                verb: verb.to_string(),
+                object: None,
+            }
+        }
+
+        /// The request, whatever object it is for.
+        pub(crate) fn of_any(self) -> Self {
+            Self { object: None, ..self }
+        }
+    }
+
+    /// Everything that the operator may ask for in a reconcile.
+    pub(crate) fn granted() -> BTreeSet<Asked> {
+        let of = |namespaced: bool, rights: Vec<Right>| {
+            let each = move |right: &Right| -> Vec<Asked> {
+                let verbs = |resource: &String| {
+                    right
+                        .verbs
+                        .iter()
+                        .map(|verb| Asked::new(namespaced, right, resource, *verb))
+                        .collect::<Vec<_>>()
+                };
+                right.resources.iter().flat_map(verbs).collect()
+            };
+            rights.iter().flat_map(each).collect::<Vec<_>>()
+        };
+        of(true, in_watched_namespaces())
+            .into_iter()
+            .chain(of(false, in_the_cluster()))
+            .collect()
+    }
+
+    /// What a request asks for, read as Kubernetes reads it.
+    pub(crate) fn asked(method: &Method, path: &str) -> Option<Asked> {
         let mut parts: Vec<&str> = path.trim_start_matches('/').split('/').collect();
         let group = if parts.first() == Some(&"api") { "" } else { parts[1] };
         parts.drain(..if group.is_empty() { 2 } else { 3 });
@@ -199,7 +264,7 @@ pub(crate) mod tests {
             [plural] => (plural.to_owned(), None),
             [plural, name] => (plural.to_owned(), Some(name)),
             [plural, name, subresource] => (format!("{plural}/{subresource}"), Some(name)),
-            _ => return false,
+            _ => return None,
         };
         let verb = match *method {
             Method::GET if object.is_none() => List,
@@ -209,21 +274,33 @@ pub(crate) mod tests {
             Method::PATCH => Patch,
             _ => Delete,
         };
-        let rights = if namespaced {
+        Some(Asked {
+            namespaced,
+            group: group.to_owned(),
+            resource,
+            verb: verb.to_string(),
+            object: object.map(str::to_owned),
+        })
+    }
+
+    /// Whether a reconcile may send this request.
+    pub(crate) fn allows(asked: &Asked) -> bool {
+        let rights = if asked.namespaced {
             in_watched_namespaces()
         } else {
             in_the_cluster()
         };
         rights.iter().any(|right| {
-            right.group == group
-                && right.resources.contains(&resource)
-                && right.verbs.contains(&verb)
-                && (right.object.is_none() || right.object == object)
+            right.group == asked.group
+                && right.resources.contains(&asked.resource)
+                && right.verbs.iter().any(|verb| verb.to_string() == asked.verb)
+                && (right.object.is_none() || right.object == asked.object.as_deref())
         })
     }
 
     #[test]
     fn a_request_is_judged_as_kubernetes_does() {
+        let allows = |method: &Method, path: &str| allows(&asked(method, path).unwrap());
         let pods = "/api/v1/namespaces/ns/pods";
         assert!(allows(&Method::GET, pods) && allows(&Method::DELETE, "/api/v1/namespaces/ns/pods/a"));
         assert!(!allows(&Method::PUT, "/api/v1/namespaces/ns/pods/a"));

@@ -7,6 +7,11 @@ use std::time::Instant;
 
 use futures::future::BoxFuture;
 use http::{Method, Request};
+use kube::client::ClientBuilder;
+use kube::client::retry::RetryPolicy;
+use kube::{Client, Config};
+use tower::buffer::BufferLayer;
+use tower::retry::RetryLayer;
 use tower::{BoxError, Layer, Service};
 
 /// Until when this replica may write.
@@ -23,6 +28,9 @@ enum Until {
     /// There is no election.
     Always,
 }
+
+/// Requests that wait for the connection, as many as kube's own client lets wait.
+const BUFFERED: usize = 1024;
 
 /// A write was held back.
 #[derive(Debug, thiserror::Error)]
@@ -59,6 +67,24 @@ impl Fence {
     fn set(&self, until: Until) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = until;
     }
+}
+
+/// A client whose writes pass the fence.
+///
+/// kube's own retry is the innermost layer: a write that the API server was too busy for would be sent again, seconds
+/// later, by a replica that has lost its Lease meanwhile. Here every attempt passes the fence.
+///
+/// # Errors
+///
+/// When the client cannot be made of the configuration.
+pub fn client(mut config: Config, fence: &Fence) -> kube::Result<Client> {
+    config.default_retry = false;
+    let client = ClientBuilder::try_from(config)?
+        // To be sent again a request needs a service that can be cloned.
+        .with_layer(&BufferLayer::new(BUFFERED))
+        .with_layer(fence)
+        .with_layer(&RetryLayer::new(RetryPolicy::server_retry()));
+    Ok(client.build())
 }
 
 impl<S> Layer<S> for Fence {
@@ -107,11 +133,75 @@ where
 #[cfg(test)]
 mod tests {
     use std::convert::Infallible;
+    use std::sync::atomic::{AtomicUsize, Ordering};
     use std::time::Duration;
 
+    use http::StatusCode;
+    use k8s_openapi::api::core::v1::ConfigMap;
+    use kube::Api;
+    use kube::api::{ObjectMeta, PostParams};
     use tower::{ServiceExt, service_fn};
 
     use super::*;
+
+    /// An API server that is too busy for the first request, and what it does then.
+    async fn busy_once(then: impl Fn() + Clone + Send + Sync + 'static) -> (Config, Arc<AtomicUsize>) {
+        let socket = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = socket.local_addr().unwrap();
+        let received = Arc::new(AtomicUsize::new(0));
+        let count = received.clone();
+        let router = axum::Router::new().fallback(move || {
+            let first = count.fetch_add(1, Ordering::SeqCst) == 0;
+            if first {
+                then();
+            }
+            std::future::ready(if first {
+                (StatusCode::SERVICE_UNAVAILABLE, String::new())
+            } else {
+                (StatusCode::CREATED, r#"{"metadata": {}}"#.to_owned())
+            })
+        });
+        tokio::spawn(async move { axum::serve(socket, router).await });
+        (Config::new(format!("http://{address}").parse().unwrap()), received)
+    }
+
+    async fn write(client: Client) -> kube::Result<ConfigMap> {
+        let api: Api<ConfigMap> = Api::namespaced(client, "ns");
+        let object = ConfigMap {
+            metadata: ObjectMeta {
+                name: Some("a".to_owned()),
+                ..ObjectMeta::default()
+            },
+            ..ConfigMap::default()
+        };
+        api.create(&PostParams::default(), &object).await
+    }
+
+    fn leading() -> Fence {
+        let fence = Fence::default();
+        fence.open_until(Instant::now() + Duration::from_secs(3600));
+        fence
+    }
+
+    #[tokio::test]
+    async fn a_write_that_is_sent_again_passes_the_fence_again() {
+        // Another test of this process may have said it.
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let fence = leading();
+        let (config, received) = busy_once(|| {}).await;
+        write(client(config, &fence).unwrap()).await.unwrap();
+        assert_eq!(received.load(Ordering::SeqCst), 2, "a leader's write is sent again");
+
+        let lost = fence.clone();
+        let (config, received) = busy_once(move || lost.close()).await;
+        let error = write(client(config, &fence).unwrap()).await.unwrap_err().to_string();
+        assert!(error.contains("does not lead"), "{error}");
+        assert_eq!(
+            received.load(Ordering::SeqCst),
+            1,
+            "the Lease was lost before the second attempt"
+        );
+    }
 
     async fn passes(fence: &Fence, method: Method) -> bool {
         let service = fence.layer(service_fn(async |_: Request<()>| Ok::<_, Infallible>(())));

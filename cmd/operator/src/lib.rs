@@ -60,7 +60,7 @@ fn run(arguments: &cli::RunArguments) -> ExitCode {
     };
     match runtime.block_on(operate::operate(settings)) {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error @ OperateError::Listen { .. }) => exit::refuse(error),
+        Err(error @ (OperateError::Listen { .. } | OperateError::Metrics(_))) => exit::refuse(error),
         Err(error) => exit::fail(error),
     }
 }

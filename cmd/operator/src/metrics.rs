@@ -2,7 +2,7 @@
 //! non-resource URL `/metrics`, as kubebuilder's operators have it.
 
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use axum::routing::get;
 use cli_mcp_serving::auth::Guard;
 use cli_mcp_serving::auth::review::{KubernetesReview, Right};
 use cli_mcp_serving::listener::{self, Accept, Limits, Plain};
-use cli_mcp_serving::tls::{Certificate, TlsError};
+use cli_mcp_serving::tls::{Certificate, TlsAccept, TlsError};
 use kube::Client;
 use prometheus_client::registry::Registry;
 use rustls::ServerConfig;
@@ -69,7 +69,10 @@ impl Exposure {
 #[derive(Debug, thiserror::Error)]
 pub enum MetricsError {
     /// The certificate cannot be used.
-    #[error("--metrics-cert-path: {0}")]
+    #[error(
+        "--metrics-cert-path: {0}. Mount a folder with tls.crt and tls.key that belong together, or leave the flag out: the \
+         metrics are then served with a self-signed certificate"
+    )]
     Certificate(#[from] TlsError),
     /// No certificate could be made.
     #[error("a certificate for the metrics cannot be made: {0}")]
@@ -79,44 +82,64 @@ pub enum MetricsError {
     Tls(#[from] rustls::Error),
 }
 
-/// Serves the registry until `stop`. The client must not be fenced: reviews are asked by every replica.
-///
-/// # Errors
-///
-/// When the certificate cannot be used.
-pub async fn serve(
-    socket: TcpListener,
-    exposure: &Exposure,
-    mut registry: Registry,
-    client: Client,
-    stop: CancellationToken,
-) -> Result<(), MetricsError> {
-    match exposure {
-        Exposure::Loopback(_) => {
-            listener::serve(socket, Plain, router(registry), LIMITS, stop, DRAIN).await;
-        }
-        Exposure::Guarded(_, certificates) => {
-            let guard = Guard::new(
-                KubernetesReview::new(client, Right::Path(PATH), REMEDY.to_owned()),
-                registry.sub_registry_with_prefix("cli_mcp_operator_metrics"),
-            );
-            let router = router(registry).layer(from_fn_with_state(guard, Guard::<KubernetesReview>::check));
-            match certificates {
-                Some(folder) => {
-                    let certificate = load(folder)?;
-                    let accept = certificate.acceptor()?;
-                    let following = certificate.follow(stop.clone());
-                    tokio::join!(listener::serve(socket, accept, router, LIMITS, stop, DRAIN), following);
-                }
-                None => listener::serve(socket, self_signed()?, router, LIMITS, stop, DRAIN).await,
-            }
-        }
-    }
-    Ok(())
+/// How connections are accepted, with the certificate that was found at the start.
+pub enum Security {
+    /// In clear.
+    Plain,
+    /// With a certificate that follows its files.
+    Files(Arc<Certificate>, TlsAccept),
+    /// With a certificate of this process.
+    SelfSigned(SelfSigned),
 }
 
-fn load(folder: &Path) -> Result<Arc<Certificate>, TlsError> {
-    Certificate::load(&folder.join("tls.crt"), &folder.join("tls.key"))
+impl Exposure {
+    /// Reads the certificate, before anything is started: a replica whose metrics nobody can read is not well. A Secret
+    /// that is mounted is there before the container starts; one whose volume is optional is there after a restart.
+    ///
+    /// # Errors
+    ///
+    /// When the certificate cannot be used.
+    pub fn secure(&self) -> Result<Security, MetricsError> {
+        Ok(match self {
+            Self::Loopback(_) => Security::Plain,
+            Self::Guarded(_, Some(folder)) => {
+                let certificate = Certificate::load(&folder.join("tls.crt"), &folder.join("tls.key"))?;
+                let accept = certificate.acceptor()?;
+                Security::Files(certificate, accept)
+            }
+            Self::Guarded(_, None) => Security::SelfSigned(self_signed()?),
+        })
+    }
+}
+
+/// Serves the registry until `stop`. The client must not be fenced: reviews are asked by every replica.
+pub async fn serve(
+    socket: TcpListener,
+    security: Security,
+    registry: Registry,
+    client: Client,
+    stop: CancellationToken,
+) {
+    let guarded = |mut registry: Registry| {
+        let guard = Guard::new(
+            KubernetesReview::new(client, Right::Path(PATH), REMEDY.to_owned()),
+            registry.sub_registry_with_prefix("cli_mcp_operator_metrics"),
+        );
+        router(registry).layer(from_fn_with_state(guard, Guard::<KubernetesReview>::check))
+    };
+    match security {
+        Security::Plain => listener::serve(socket, Plain, router(registry), LIMITS, stop, DRAIN).await,
+        Security::Files(certificate, accept) => {
+            let following = certificate.follow(stop.clone());
+            tokio::join!(
+                listener::serve(socket, accept, guarded(registry), LIMITS, stop, DRAIN),
+                following
+            );
+        }
+        Security::SelfSigned(accept) => {
+            listener::serve(socket, accept, guarded(registry), LIMITS, stop, DRAIN).await;
+        }
+    }
 }
 
 fn router(registry: Registry) -> Router {
@@ -140,8 +163,9 @@ fn self_signed() -> Result<SelfSigned, MetricsError> {
     Ok(SelfSigned(TlsAcceptor::from(Arc::new(config))))
 }
 
+/// Accepts TLS connections with a certificate of this process.
 #[derive(Clone)]
-struct SelfSigned(TlsAcceptor);
+pub struct SelfSigned(TlsAcceptor);
 
 impl Accept for SelfSigned {
     type Stream = TlsStream<TcpStream>;

@@ -5,24 +5,23 @@ use std::time::Duration;
 
 use cli_mcp_api::names;
 use cli_mcp_api::v1alpha1::CliMcpInstance;
-use cli_mcp_controllers::controller::Controller;
+use cli_mcp_controllers::controller::{Controller, WatchEnded};
 use cli_mcp_controllers::error::text;
 use cli_mcp_controllers::metrics::Metrics;
 use cli_mcp_controllers::{Scope, Settings};
 use cli_mcp_serving::{probes as listener, shutdown};
 use k8s_openapi::api::core::v1::Service;
 use kube::api::ListParams;
-use kube::client::ClientBuilder;
 use kube::{Api, Client, Config};
 use prometheus_client::registry::Registry;
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-use crate::fence::Fence;
+use crate::fence::{self, Fence};
 use crate::invocation::Invocation;
 use crate::lease::{Elector, Lost};
-use crate::metrics;
+use crate::metrics::{self, MetricsError};
 use crate::namespaces::{self, NamespacesError};
 use crate::probes;
 
@@ -57,18 +56,24 @@ pub enum OperateError {
         /// Why.
         source: std::io::Error,
     },
+    /// The metrics cannot be served as the flags say.
+    #[error(transparent)]
+    Metrics(#[from] MetricsError),
     /// Signals cannot be handled.
     #[error("signals cannot be handled: {0}")]
     Signals(#[source] std::io::Error),
     /// Another replica leads.
     #[error(transparent)]
     Lost(#[from] Lost),
+    /// A watch ended.
+    #[error(transparent)]
+    Watch(#[from] WatchEnded),
     /// `WATCH_NAMESPACE` cannot be followed.
     #[error(transparent)]
     Namespaces(#[from] NamespacesError),
 }
 
-/// Runs until SIGTERM, SIGINT or the loss of the Lease.
+/// Runs until SIGTERM, SIGINT, the loss of the Lease or the end of a watch.
 ///
 /// # Errors
 ///
@@ -78,6 +83,10 @@ pub async fn operate(invocation: Invocation) -> Result<(), OperateError> {
     if rustls::crypto::ring::default_provider().install_default().is_err() {
         tracing::debug!("A crypto provider is already installed");
     }
+    let security = match &invocation.metrics {
+        Some(exposure) => Some((exposure.address(), exposure.secure()?)),
+        None => None,
+    };
     let stop = shutdown::on_signal().map_err(OperateError::Signals)?;
     let mut config = Config::infer()
         .await
@@ -97,10 +106,7 @@ pub async fn operate(invocation: Invocation) -> Result<(), OperateError> {
     } else {
         Fence::open()
     };
-    let fenced = ClientBuilder::try_from(config)
-        .map_err(|error| OperateError::Client(Box::new(error)))?
-        .with_layer(&fence)
-        .build();
+    let fenced = fence::client(config, &fence).map_err(|error| OperateError::Client(Box::new(error)))?;
 
     find_definition(&plain, &scopes).await?;
     let settings = Settings {
@@ -108,7 +114,7 @@ pub async fn operate(invocation: Invocation) -> Result<(), OperateError> {
         proxy_image: invocation.proxy_image.clone(),
         sandbox_image: invocation.sandbox_image.clone(),
         api_server: api_server(&plain).await?,
-        openshift: is_openshift(&plain).await,
+        openshift: is_openshift(&plain).await?,
     };
     tracing::info!(
         version = env!("CARGO_PKG_VERSION"),
@@ -121,7 +127,8 @@ pub async fn operate(invocation: Invocation) -> Result<(), OperateError> {
     let identity = invocation.pod_name.clone().unwrap_or_else(random_identity);
     let mut registry = Registry::default();
     let counters = Metrics::register(&mut registry);
-    let controller = Controller::start(fenced, settings, scopes, counters.clone(), Some(identity.clone()));
+    let (controller, mut watches) =
+        Controller::start(fenced, settings, scopes, counters.clone(), Some(identity.clone()));
 
     let mut listeners = JoinSet::new();
     let listeners_stop = CancellationToken::new();
@@ -130,29 +137,47 @@ pub async fn operate(invocation: Invocation) -> Result<(), OperateError> {
         let router = probes::router(controller.readiness());
         listeners.spawn(listener::serve(socket, router, listeners_stop.clone()));
     }
-    if let Some(exposure) = invocation.metrics {
-        let socket = bind("metrics-bind-address", exposure.address()).await?;
-        let (client, stop) = (plain.clone(), listeners_stop.clone());
+    if let Some((address, security)) = security {
+        let socket = bind("metrics-bind-address", address).await?;
+        let serving = metrics::serve(socket, security, registry, plain.clone(), listeners_stop.clone());
         listeners.spawn(async move {
-            if let Err(error) = metrics::serve(socket, &exposure, registry, client, stop).await {
-                tracing::error!(%error, "Metrics are not served");
-            }
+            serving.await;
             Ok(())
         });
     }
 
-    let result = if invocation.leader_elect {
-        let elector = Elector::new(plain, &own, names::LEADER_LEASE, identity, fence);
-        lead(elector, controller, counters, &stop).await
-    } else {
-        counters.leader.set(1);
-        work(controller, &stop).await;
-        Ok(())
+    let stop = stop.child_token();
+    let working = async {
+        if invocation.leader_elect {
+            let elector = Elector::new(plain, &own, names::LEADER_LEASE, identity, fence);
+            lead(elector, controller, counters, &stop).await
+        } else {
+            counters.leader.set(1);
+            work(controller, &stop).await;
+            Ok(())
+        }
     };
+    let result = watching(working, watches.ended(), &stop).await;
     listeners_stop.cancel();
     listeners.shutdown().await;
     tracing::info!("Stopped");
     result
+}
+
+/// Works until the work is done. When a watch ends before that the work is told to stop: what it goes by grows old.
+async fn watching(
+    working: impl Future<Output = Result<(), OperateError>>,
+    ended: impl Future<Output = WatchEnded>,
+    stop: &CancellationToken,
+) -> Result<(), OperateError> {
+    tokio::pin!(working);
+    let ended = tokio::select! {
+        done = &mut working => return done,
+        ended = ended => ended,
+    };
+    tracing::error!(%ended, "Stopping");
+    stop.cancel();
+    working.await.and(Err(ended.into()))
 }
 
 /// Leads, works while leading, and gives the Lease back after the last write.
@@ -271,18 +296,66 @@ async fn api_server(client: &Client) -> Result<String, OperateError> {
     })
 }
 
-async fn is_openshift(client: &Client) -> bool {
-    match client.list_api_groups().await {
-        Ok(groups) => groups.groups.iter().any(|group| group.name == "config.openshift.io"),
-        Err(error) => {
-            tracing::warn!(%error, "API groups cannot be listed, taking the cluster for plain Kubernetes");
-            false
-        }
-    }
+/// No answer is no "no": Services would lose the annotation by which OpenShift makes their certificates.
+async fn is_openshift(client: &Client) -> Result<bool, OperateError> {
+    let answer = client.list_api_groups().await.map_err(|error| {
+        OperateError::Cluster(format!(
+            "API groups, which tell OpenShift from plain Kubernetes, cannot be listed: {}",
+            text(&error)
+        ))
+    })?;
+    Ok(answer.groups.iter().any(|group| group.name == "config.openshift.io"))
 }
 
 /// Host name and a random suffix, as client-go has it.
 fn random_identity() -> String {
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     format!("{}_{:016x}", host.trim(), rand::random::<u64>())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::convert::Infallible;
+
+    use http::{Request, Response, StatusCode};
+    use kube::client::Body;
+
+    use super::*;
+
+    /// A client of an API server that gives every request this answer.
+    fn answering(code: StatusCode, body: &'static str) -> Client {
+        let service = tower::service_fn(move |_: Request<Body>| {
+            let response = Response::builder()
+                .status(code)
+                .body(Body::from(body.as_bytes().to_vec()));
+            std::future::ready(Ok::<_, Infallible>(response.unwrap()))
+        });
+        Client::new(service, "ns")
+    }
+
+    #[tokio::test]
+    async fn a_cluster_is_no_plain_one_because_it_does_not_say_what_it_is() {
+        let openshift = r#"{"kind": "APIGroupList", "apiVersion": "v1", "groups": [{"name": "config.openshift.io", "versions": []}]}"#;
+        let plain = r#"{"kind": "APIGroupList", "apiVersion": "v1", "groups": []}"#;
+        assert!(is_openshift(&answering(StatusCode::OK, openshift)).await.unwrap());
+        assert!(!is_openshift(&answering(StatusCode::OK, plain)).await.unwrap());
+        let error = is_openshift(&answering(StatusCode::INTERNAL_SERVER_ERROR, "{}")).await;
+        assert!(error.unwrap_err().to_string().contains("API groups"));
+    }
+
+    #[tokio::test]
+    async fn the_end_of_a_watch_stops_the_work_and_is_why_it_ended() {
+        let stop = CancellationToken::new();
+        let working = async {
+            stop.cancelled().await;
+            Ok(())
+        };
+        let ended = std::future::ready(WatchEnded("the test says so".to_owned()));
+        let result = watching(working, ended, &stop).await;
+        assert!(matches!(result, Err(OperateError::Watch(_))), "{result:?}");
+
+        let stop = CancellationToken::new();
+        let result = watching(async { Ok(()) }, std::future::pending(), &stop).await;
+        assert!(result.is_ok() && !stop.is_cancelled());
+    }
 }

@@ -40,6 +40,30 @@ fn a_bad_invocation_is_one_line_and_code_2() {
 }
 
 #[test]
+fn a_certificate_of_the_metrics_that_cannot_be_served_is_a_bad_invocation() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().to_str().unwrap();
+    let start = || refused(&[&RUN[..], &["--metrics-bind-address=:8443", "--metrics-cert-path", path]].concat());
+    let line = start();
+    let missing = format!("{path}/tls.crt");
+    for part in ["--metrics-cert-path", &missing, "leave the flag out"] {
+        assert!(line.contains(part), "{part}: {line}");
+    }
+    let pair = || rcgen::generate_simple_self_signed(vec!["metrics".to_owned()]).unwrap();
+    let (one, other) = (pair(), pair());
+    std::fs::write(&missing, one.cert.pem()).unwrap();
+    std::fs::write(folder.path().join("tls.key"), other.signing_key.serialize_pem()).unwrap();
+    assert!(
+        start().contains("--metrics-cert-path"),
+        "the key of another certificate"
+    );
+    std::fs::write(folder.path().join("tls.key"), one.signing_key.serialize_pem()).unwrap();
+    let arguments = [&RUN[..], &["--metrics-bind-address=:8443", "--metrics-cert-path", path]].concat();
+    let line = String::from_utf8(operator(&arguments).stderr).unwrap();
+    assert!(line.contains("no cluster"), "it goes on to look for a cluster: {line}");
+}
+
+#[test]
 fn without_a_cluster_it_says_where_it_looked() {
     let output = operator(&RUN);
     let line = String::from_utf8(output.stderr).unwrap();

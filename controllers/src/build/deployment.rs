@@ -50,7 +50,7 @@ pub(super) fn deployment(validated: &Validated, workload: Workload) -> Deploymen
     let pod = PodSpec {
         affinity: (replicas > 1).then(|| apart(&selector)),
         automount_service_account_token: Some(mounts_token),
-        containers: vec![hardened(container)],
+        containers: vec![hardened(verbatim(container))],
         enable_service_links: Some(false),
         security_context: Some(PodSecurityContext {
             run_as_non_root: Some(true),
@@ -86,6 +86,17 @@ pub(super) fn deployment(validated: &Validated, workload: Workload) -> Deploymen
             ..DeploymentSpec::default()
         }),
         status: None,
+    }
+}
+
+/// The kubelet expands `$(NAME)` in arguments and makes one `$` of two
+/// (<https://kubernetes.io/docs/tasks/inject-data-application/define-command-argument-container/>): doubled, what a user
+/// wrote arrives as it was written.
+fn verbatim(container: Container) -> Container {
+    let double = |argument: String| argument.replace('$', "$$");
+    Container {
+        args: container.args.map(|args| args.into_iter().map(double).collect()),
+        ..container
     }
 }
 

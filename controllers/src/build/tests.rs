@@ -221,3 +221,65 @@ fn the_server_gets_everything_that_its_sandboxes_are_built_from() {
     assert_eq!(owner["kind"], "CliMcpInstance");
     assert!(owner.get("controller").is_none() && owner.get("blockOwnerDeletion").is_none());
 }
+
+/// What a program gets of an argument that stands in a pod, as the kubelet expands it
+/// (<https://github.com/kubernetes/kubernetes/blob/master/third_party/forked/golang/expansion/expand.go>).
+fn expanded(argument: &str) -> String {
+    let mut rest = argument;
+    let mut text = String::new();
+    while let Some((before, after)) = rest.split_once('$') {
+        text.push_str(before);
+        let reference = after.strip_prefix('(').and_then(|inner| inner.split_once(')'));
+        rest = match (after.strip_prefix('$'), reference) {
+            (Some(rest), _) => {
+                text.push('$');
+                rest
+            }
+            (None, Some((name, rest))) => {
+                text.push_str(&format!("the value of {name}"));
+                rest
+            }
+            (None, None) => {
+                text.push('$');
+                after
+            }
+        };
+    }
+    text + rest
+}
+
+#[test]
+fn the_kubelet_expands_as_this_test_has_it() {
+    assert_eq!(
+        expanded("a$$b $(HOST) $x $$(HOST) $("),
+        "a$b the value of HOST $x $(HOST) $("
+    );
+}
+
+#[test]
+fn the_server_gets_the_environment_as_it_is_written_whatever_the_kubelet_expands() {
+    let written = ["$$", "$(KUBERNETES_SERVICE_HOST)", "$$(A)", "a$b", "$"];
+    let env: Vec<k8s_openapi::api::core::v1::EnvVar> = written
+        .iter()
+        .enumerate()
+        .map(|(number, value)| k8s_openapi::api::core::v1::EnvVar {
+            name: format!("A{number}"),
+            value: Some((*value).to_owned()),
+            value_from: None,
+        })
+        .collect();
+    let server = children(&changed(|instance| instance.spec.sandbox.env = env.clone()));
+    let server = child(&server, ChildKind::Deployment, "cli-mcp-demo");
+    let given = server["spec"]["template"]["spec"]["containers"][0]["args"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .find_map(|arg| {
+            expanded(arg.as_str().unwrap())
+                .strip_prefix("--sandbox-env=")
+                .map(str::to_owned)
+        })
+        .unwrap();
+    let given: Vec<k8s_openapi::api::core::v1::EnvVar> = serde_json::from_str(&given).unwrap();
+    assert_eq!(given, env);
+}

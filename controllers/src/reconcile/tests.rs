@@ -11,8 +11,10 @@ use crate::validate::fixtures;
 
 mod behind;
 mod by_hand;
+mod labelled;
 mod others;
 mod refused;
+mod rights_used;
 
 const INSTANCE: &str = "/apis/cli-mcp.redhat.com/v1alpha1/namespaces/ns/climcpinstances/demo";
 const NAMESPACE: &str = "/api/v1/namespaces/ns";
@@ -213,10 +215,10 @@ async fn a_field_that_is_no_longer_asked_for_goes() {
     server.put(INSTANCE, instance);
     server.take_writes();
     once(&server).await.unwrap();
-    assert_eq!(
-        server.take_writes()[..1],
-        ["PATCH /apis/apps/v1/namespaces/ns/deployments/cli-mcp-demo"]
-    );
+    let path = "/apis/apps/v1/namespaces/ns/deployments/cli-mcp-demo";
+    assert_eq!(server.take_writes()[0], format!("PATCH {path}"));
+    let container = server.get(path).unwrap()["spec"]["template"]["spec"]["containers"][0].clone();
+    assert_eq!(container["resources"]["limits"], json!({"cpu": "1"}));
 }
 
 #[tokio::test]

@@ -65,7 +65,7 @@ fn states(pods: &[Pod]) -> Vec<(String, bool, bool)> {
 async fn the_pool_is_filled_refilled_and_rolled_and_never_too_large() -> Result<()> {
     let namespace = "e2e-pool";
     // Everything that goes into a sandbox: server and operator must build the same of it.
-    let spec = "  sandbox:\n    warmPoolSize: 2\n    workspaceSizeLimit: 64Mi\n    env: [{name: A, value: '1'}, {name: HOME, value: /x}, {name: B, valueFrom: {fieldRef: {fieldPath: metadata.name}}}]\n\
+    let spec = "  sandbox:\n    warmPoolSize: 2\n    workspaceSizeLimit: 64Mi\n    env: [{name: A, value: '1'}, {name: HOME, value: /x}, {name: B, valueFrom: {fieldRef: {fieldPath: metadata.name}}}, {name: C, value: '$$'}, {name: D, value: $(KUBERNETES_SERVICE_HOST)}]\n\
          \x20   imagePullPolicy: IfNotPresent\n    imagePullSecrets: [{name: none}]\n    nodeSelector: {kubernetes.io/os: linux}\n    tolerations: [{key: a, operator: Exists, effect: NoExecute, tolerationSeconds: 60}]\n\
          \x20   resources: {requests: {cpu: '0.01', memory: 33554432, ephemeral-storage: 1Mi}, limits: {memory: 0.25Gi}}\n\
          \x20 proxy: {targets: [{type: kubernetes}]}\n";

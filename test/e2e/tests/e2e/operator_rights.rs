@@ -202,6 +202,11 @@ async fn the_operator_cannot_do_what_it_does_not_do() -> Result<()> {
             "validatingwebhookconfigurations",
         ),
         ("", "create", "certificates.k8s.io", "certificatesigningrequests"),
+        // They go with their instance, and are never made again.
+        ("default", "delete", rbac, "roles"),
+        ("default", "delete", "", "serviceaccounts"),
+        ("default", "delete", "networking.k8s.io", "networkpolicies"),
+        ("default", "get", "cli-mcp.redhat.com", "climcpinstances"),
         ("default", "create", "cli-mcp.redhat.com", "climcpinstances"),
         ("default", "delete", "cli-mcp.redhat.com", "climcpinstances"),
         ("default", "create", "batch", "jobs"),

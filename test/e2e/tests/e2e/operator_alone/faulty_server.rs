@@ -32,6 +32,8 @@ pub(crate) enum Plan {
     SilentAfterWrite,
     /// It has fallen silent.
     Silent,
+    /// It answers nothing about Leases, and passes everything else.
+    SilentLeases,
 }
 
 struct Faults {
@@ -132,7 +134,7 @@ impl Faults {
         *state
     }
 
-    fn decide(&self, write: bool) -> Fault {
+    fn decide(&self, path: &str, write: bool) -> Fault {
         let mut plan = lock(&self.plan);
         match *plan {
             Plan::SilentAfterWrite if write => {
@@ -140,7 +142,8 @@ impl Faults {
                 Fault::Last
             }
             Plan::Silent => Fault::Silence,
-            Plan::Pass | Plan::SilentAfterWrite => Fault::None,
+            Plan::SilentLeases if path.contains("/leases") => Fault::Silence,
+            Plan::Pass | Plan::SilentAfterWrite | Plan::SilentLeases => Fault::None,
             Plan::Down => Fault::Refuse(StatusCode::SERVICE_UNAVAILABLE, "ServiceUnavailable"),
             Plan::Faulty(share) if self.random() % 100 < share => match self.random() % 4 {
                 0 => Fault::Refuse(StatusCode::TOO_MANY_REQUESTS, "TooManyRequests"),
@@ -162,7 +165,7 @@ async fn answer(State(faults): State<Arc<Faults>>, request: Request) -> Response
     let watch = request.uri().query().is_some_and(|query| query.contains("watch=true"));
     // Events are told and never read back.
     let write = *request.method() != Method::GET && !path.contains("/events");
-    let fault = faults.decide(write);
+    let fault = faults.decide(&path, write);
     match fault {
         Fault::None | Fault::Last => {}
         Fault::Silence => std::future::pending().await,

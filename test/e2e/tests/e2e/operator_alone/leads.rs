@@ -1,12 +1,17 @@
 //! Several replicas, one Lease: they hand over, and who has lost the Lease writes nothing more.
 
-use std::time::Instant;
+use std::path::Path;
+use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use cli_mcp_e2e::setup::apply;
 use cli_mcp_e2e::{cluster, kubectl};
 
+use super::faulty_server::{FaultyServer, Plan};
 use super::process::{Alone, Operator, Run, say};
+
+/// Longer than a leader writes without a renewal (`RENEW_DEADLINE` in cmd/operator/src/election.rs).
+const LEASE_IS_OVER: Duration = Duration::from_secs(12);
 
 fn holder(namespace: &str) -> Result<String> {
     let path = "jsonpath={.spec.holderIdentity}";
@@ -37,18 +42,22 @@ async fn replicas_hand_over_and_a_lost_lease_stops_all_writes() -> Result<()> {
     let name = "e2e-leader";
     let _alone = Alone::take(&[name])?;
     let folder = tempfile::tempdir()?;
-    let start = |identity: &'static str| {
+    let start = |identity: &'static str, kubeconfig: Option<&Path>| {
         let run = Run {
             watch: name,
             namespace: name,
             leader: Some(identity),
-            kubeconfig: None,
+            kubeconfig,
         };
         Operator::start(folder.path(), identity, &run)
     };
-    let mut first = start("first")?;
+    // What the second one writes is seen on its way.
+    let between = FaultyServer::start(1).await?;
+    let kubeconfig = folder.path().join("kubeconfig");
+    std::fs::write(&kubeconfig, between.kubeconfig())?;
+    let mut first = start("first", None)?;
     leads(name, "first").await?;
-    let second = start("second")?;
+    let mut second = start("second", Some(&kubeconfig))?;
     // A replica that does not lead is ready, and writes nothing.
     second.ready().await?;
     ensure!(!second.log()?.contains("Leading"), "two lead");
@@ -64,19 +73,26 @@ async fn replicas_hand_over_and_a_lost_lease_stops_all_writes() -> Result<()> {
         "handed over {:.1} s after SIGTERM",
         began.elapsed().as_secs_f64()
     ))?;
-    let third = start("third")?;
-    third.ready().await?;
 
-    // A leader that is stopped for longer than its Lease lasts wakes up when another leads: it ends without a write.
-    let mut second = second;
+    // A leader that is stopped for longer than its Lease lasts wakes up, and learns nothing of the Lease for a while: it
+    // has work to do, tries, and ends without a write.
     second.signal("STOP")?;
-    leads(name, "third").await?;
+    between.set(Plan::SilentLeases);
     apply(name, "fenced", "{proxy: {targets: [{type: kubernetes}]}}")?;
+    tokio::time::sleep(LEASE_IS_OVER).await;
+    between.take_writes();
     second.signal("CONT")?;
     let status = second.ended().await?;
     ensure!(status.code() == Some(1), "{status}");
     let log = second.log()?;
-    ensure!(log.contains("was lost") && !log.contains("Applied child"), "{log}");
+    ensure!(
+        log.contains("was lost") && log.contains("the write was held back"),
+        "{log}"
+    );
+    let written = between.take_writes();
+    ensure!(written.is_empty(), "{written:?} after the Lease was lost");
+    let third = start("third", None)?;
+    leads(name, "third").await?;
     let managers = "jsonpath={.metadata.finalizers}";
     cluster::eventually("the work of the new leader", async || {
         let finalizers = kubectl::ok(&["-n", name, "get", "climcpinstance", "fenced", "-o", managers])?;
@@ -88,7 +104,7 @@ async fn replicas_hand_over_and_a_lost_lease_stops_all_writes() -> Result<()> {
     // SIGKILL: the Lease runs out.
     let began = Instant::now();
     third.kill()?;
-    let fourth = start("fourth")?;
+    let fourth = start("fourth", None)?;
     leads(name, "fourth").await?;
     say(&format!(
         "taken over {:.1} s after SIGKILL",

@@ -1,0 +1,278 @@
+//! One child: read, compared, and made, changed or replaced if it differs and is ours.
+
+use std::sync::Arc;
+
+use cli_mcp_api::names;
+use kube::api::{DeleteParams, DynamicObject, Patch, PatchParams, PostParams, Preconditions};
+use kube::core::Status;
+use kube::{Api, ResourceExt};
+use serde_json::{Value, json};
+
+use super::Failure;
+use crate::build::{Child, ChildKind, ChildRef, controller};
+use crate::context::Context;
+use crate::difference::{differs, is_foreign};
+use crate::error::text;
+use crate::validate::Validated;
+
+/// A child after it was looked at.
+pub(super) struct Outcome {
+    pub(super) live: Arc<DynamicObject>,
+    pub(super) written: bool,
+}
+
+/// Whether this instance controls an object.
+pub(super) fn is_ours(object: &DynamicObject, validated: &Validated) -> bool {
+    controller(object).is_some_and(|owner| owner.uid == validated.controller.uid)
+}
+
+/// Whether the operator applied this object and somebody took its owner reference away.
+async fn lost_its_owner(api: &Api<DynamicObject>, object: &DynamicObject) -> kube::Result<bool> {
+    if controller(object).is_some() {
+        return Ok(false);
+    }
+    // The caches hold no managed fields of our own.
+    let whole = api.get_opt(&object.name_any()).await?;
+    Ok(whole.is_some_and(|whole| {
+        let mut entries = whole.metadata.managed_fields.iter().flatten();
+        entries.any(|entry| entry.manager.as_deref() == Some(names::FIELD_MANAGER))
+    }))
+}
+
+/// Makes or changes a child, if it differs.
+pub(super) async fn apply_child(
+    context: &Context,
+    validated: &Validated,
+    child: &Child,
+    known: Option<Arc<DynamicObject>>,
+) -> Result<Outcome, Failure> {
+    let reference = &child.reference;
+    let api = api(context, validated, reference.kind);
+    let live = match known {
+        Some(live) => Some(live),
+        // Not among the objects with our labels: it does not exist, or it is somebody else's.
+        None => api
+            .get_opt(&reference.name)
+            .await
+            .map_err(|error| refused(reference, &error))?
+            .map(Arc::new),
+    };
+    let desired = serde_json::to_value(&child.object).map_err(|error| fault(reference, &error))?;
+    let Some(live) = live else {
+        let live = create(&api, child).await?;
+        return Ok(Outcome {
+            live: Arc::new(live),
+            written: true,
+        });
+    };
+    if !is_ours(&live, validated)
+        && !lost_its_owner(&api, &live)
+            .await
+            .map_err(|error| refused(reference, &error))?
+    {
+        return Err(foreign(reference, &live, validated));
+    }
+    if live.metadata.deletion_timestamp.is_some() {
+        return Err(Failure {
+            message: format!("{reference} is being deleted and is made again when it is gone"),
+            transient: true,
+            foreign: false,
+        });
+    }
+    if !child_differs(reference.kind, &desired, &live)? {
+        return Ok(Outcome { live, written: false });
+    }
+    own_by_apply(&api, reference)
+        .await
+        .map_err(|error| refused(reference, &error))?;
+    let mut guarded = desired.clone();
+    // The object we looked at, and not one that took its name since.
+    guarded["metadata"]["uid"] = Value::from(live.uid());
+    let mut now = patch(&api, reference, guarded).await?;
+    if child_differs(reference.kind, &desired, &now)? {
+        // Apply takes nothing away that another manager added: replacing does. Its entry goes too, or it would own what
+        // is equal in both, and the object would seem touched for ever.
+        let mut whole = child.object.clone();
+        whole.metadata.resource_version = now.resource_version();
+        whole.metadata.uid = now.uid();
+        let entries = now.metadata.managed_fields.take().unwrap_or_default();
+        whole.metadata.managed_fields = Some(entries.into_iter().filter(|entry| !is_foreign(entry)).collect());
+        now = api
+            .replace(&reference.name, &parameters(), &whole)
+            .await
+            .map_err(|error| refused(reference, &error))?;
+    }
+    tracing::info!(child = %reference, namespace = validated.namespace, instance = validated.name, "Applied child");
+    Ok(Outcome {
+        live: Arc::new(now),
+        written: true,
+    })
+}
+
+/// Policies and permissions must be exactly ours: what somebody added there opens something.
+fn child_differs(kind: ChildKind, desired: &Value, live: &DynamicObject) -> Result<bool, Failure> {
+    let foreign = live.metadata.managed_fields.iter().flatten().any(is_foreign);
+    let live = serde_json::to_value(live).map_err(|error| Failure {
+        message: error.to_string(),
+        transient: false,
+        foreign: false,
+    })?;
+    let exact = match kind {
+        ChildKind::NetworkPolicy => &["spec"][..],
+        ChildKind::Role => &["rules"],
+        ChildKind::RoleBinding => &["roleRef", "subjects"],
+        ChildKind::ConfigMap => &["data"],
+        ChildKind::Service | ChildKind::ServiceAccount | ChildKind::Deployment | ChildKind::PodDisruptionBudget => &[],
+    };
+    let more = exact.iter().any(|field| differs(&live[field], &desired[field]));
+    let selector = "/spec/selector";
+    let widened = live
+        .pointer(selector)
+        .zip(desired.pointer(selector))
+        .is_some_and(|(live, desired)| differs(live, desired));
+    // On OpenShift every ServiceAccount gets a pull secret from its controllers.
+    let touched = kind != ChildKind::ServiceAccount && foreign;
+    Ok(more || widened || touched || differs(desired, &live))
+}
+
+/// Makes a child that was not there. An apply would take over what somebody made under its name since we looked.
+async fn create(api: &Api<DynamicObject>, child: &Child) -> Result<DynamicObject, Failure> {
+    api.create(&parameters(), &child.object)
+        .await
+        .map_err(|error| match error {
+            kube::Error::Api(status) if status.is_already_exists() => Failure {
+                message: format!(
+                    "{} was made by somebody else meanwhile and is looked at again",
+                    child.reference
+                ),
+                transient: true,
+                // Until it is known: nothing is granted to it, or through it.
+                foreign: true,
+            },
+            error => refused(&child.reference, &error),
+        })
+}
+
+/// Lets apply take away again what was set when the object was made: what a manager has set otherwise, its apply keeps
+/// (<https://kubernetes.io/docs/reference/using-api/server-side-apply/#upgrading-from-client-side-apply-to-server-side-apply>).
+async fn own_by_apply(api: &Api<DynamicObject>, reference: &ChildRef) -> kube::Result<()> {
+    // The caches hold no managed fields of our own.
+    let Some(mut whole) = api.get_opt(&reference.name).await? else {
+        return Ok(());
+    };
+    let mut entries = whole.metadata.managed_fields.take().unwrap_or_default();
+    let mut ours: Vec<_> = entries
+        .iter_mut()
+        .filter(|entry| entry.manager.as_deref() == Some(names::FIELD_MANAGER) && entry.subresource.is_none())
+        .collect();
+    match &mut ours[..] {
+        [made] if made.operation.as_deref() == Some("Update") => made.operation = Some("Apply".to_owned()),
+        _ => return Ok(()),
+    }
+    let metadata = json!({"uid": whole.uid(), "resourceVersion": whole.resource_version(), "managedFields": entries});
+    let parameters = PatchParams {
+        field_manager: Some(names::FIELD_MANAGER.to_owned()),
+        ..PatchParams::default()
+    };
+    let patch = Patch::Merge(json!({"metadata": metadata}));
+    api.patch(&reference.name, &parameters, &patch).await.map(|_| ())
+}
+
+/// Changes the object of the UID that `object` has.
+async fn patch(api: &Api<DynamicObject>, reference: &ChildRef, object: Value) -> Result<DynamicObject, Failure> {
+    let parameters = PatchParams::apply(names::FIELD_MANAGER).force();
+    match api.patch(&reference.name, &parameters, &Patch::Apply(&object)).await {
+        Err(kube::Error::Api(status)) if reference.kind.is_deleted() && is_immutable(&status) => {
+            let parameters = only(object["metadata"]["uid"].as_str().map(str::to_owned));
+            api.delete(&reference.name, &parameters)
+                .await
+                .map_err(|error| refused(reference, &error))?;
+            Err(Failure {
+                message: format!("{reference} cannot be changed back and is made again"),
+                transient: true,
+                foreign: false,
+            })
+        }
+        other => other.map_err(|error| refused(reference, &error)),
+    }
+}
+
+/// Whether a field differs that can only be set at creation, such as a selector or a roleRef.
+fn is_immutable(status: &Status) -> bool {
+    status.is_invalid()
+        && ["immutable", "cannot change roleRef"]
+            .iter()
+            .any(|text| status.message.contains(text))
+}
+
+/// Deletes a child.
+pub(super) async fn remove(
+    context: &Context,
+    validated: &Validated,
+    reference: &ChildRef,
+    live: &DynamicObject,
+) -> Result<(), Failure> {
+    match api(context, validated, reference.kind)
+        .delete(&reference.name, &only(live.uid()))
+        .await
+    {
+        Ok(_) => Ok(()),
+        Err(kube::Error::Api(status)) if status.is_not_found() => Ok(()),
+        Err(error) => Err(refused(reference, &error)),
+    }
+}
+
+/// Deletes the object of this UID, and none that took its name.
+fn only(uid: Option<String>) -> DeleteParams {
+    DeleteParams::default().preconditions(Preconditions {
+        uid,
+        resource_version: None,
+    })
+}
+
+/// Parameters of what makes or replaces an object.
+pub(super) fn parameters() -> PostParams {
+    PostParams {
+        field_manager: Some(names::FIELD_MANAGER.to_owned()),
+        ..PostParams::default()
+    }
+}
+
+fn api(context: &Context, validated: &Validated, kind: ChildKind) -> Api<DynamicObject> {
+    Api::namespaced_with(context.client.clone(), &validated.namespace, &kind.api_resource())
+}
+
+fn foreign(reference: &ChildRef, live: &DynamicObject, validated: &Validated) -> Failure {
+    let ours_before = controller(live)
+        .is_some_and(|owner| owner.kind == validated.controller.kind && owner.name == validated.controller.name);
+    if ours_before {
+        return Failure {
+            message: format!("{reference} belongs to an earlier instance of this name and is being collected"),
+            transient: true,
+            foreign: false,
+        };
+    }
+    Failure {
+        message: format!(
+            "{reference} exists and does not belong to this instance: delete or rename it, or rename the instance"
+        ),
+        transient: true,
+        foreign: true,
+    }
+}
+
+fn refused(reference: &ChildRef, error: &kube::Error) -> Failure {
+    Failure {
+        message: format!("{reference} could not be applied: {}", text(error)),
+        transient: true,
+        foreign: false,
+    }
+}
+
+fn fault(reference: &ChildRef, error: &serde_json::Error) -> Failure {
+    Failure {
+        message: format!("{reference}: {error}"),
+        transient: false,
+        foreign: false,
+    }
+}

@@ -1,0 +1,121 @@
+//! The operator has no right that it does not use: everything that it does in a reconcile, done once, asks for all of its
+//! rights but those that are listed here with what needs them.
+
+use serde_json::json;
+
+use super::*;
+use crate::build::ChildKind;
+use crate::rights::tests::granted;
+
+/// Resources that `Caches::start` lists and watches.
+const WATCHED: [&str; 13] = [
+    "climcpinstances",
+    "clusterrolebindings",
+    "configmaps",
+    "deployments",
+    "endpointslices",
+    "networkpolicies",
+    "poddisruptionbudgets",
+    "pods",
+    "rolebindings",
+    "roles",
+    "secrets",
+    "serviceaccounts",
+    "services",
+];
+
+/// What else no reconcile against this API server asks for: resource, verbs, and what does.
+const ELSEWHERE: [(&str, &[&str], &str); 8] = [
+    ("climcpinstances/finalizers", &["update"], "who sets blockOwnerDeletion"),
+    (
+        "climcpinstances/mcp",
+        &["get", "create", "delete"],
+        "the role of clients",
+    ),
+    ("endpointslices", &["get"], "the role of servers"),
+    (
+        "serviceaccounts",
+        &["update"],
+        "apply_child, when somebody added an owner",
+    ),
+    ("tokenreviews", &["create"], "the metrics, and system:auth-delegator"),
+    (
+        "subjectaccessreviews",
+        &["create"],
+        "the metrics, and system:auth-delegator",
+    ),
+    ("events", &["patch"], "kube's Recorder, when an event comes again"),
+    (
+        "events",
+        &["list"],
+        "egress::reported_open, of a sandbox that runs and is not ready",
+    ),
+];
+
+/// Somebody sets a field of a child.
+fn touch(server: &FakeServer, path: &str) {
+    let mut child = server.get(path).unwrap();
+    child["metadata"]["annotations"][labels::APPLIED_HASH] = json!("another");
+    let entries = child["metadata"]["managedFields"].as_array_mut().unwrap();
+    entries.push(json!({"manager": "kubectl-edit", "operation": "Update", "fieldsV1": {"f:data": {}}}));
+    server.put(path, child);
+}
+
+#[tokio::test]
+async fn every_right_is_used() {
+    let server =
+        cluster(json!({"sandbox": {"warmPoolSize": 1}, "proxy": {"replicas": 2, "targets": [{"type": "kubernetes"}]}}));
+    proxy_answers(&server);
+    let of_proxy = labels::selector("demo", labels::Component::Proxy);
+    server.put(
+        &format!("{NAMESPACE}/pods/proxy-1"),
+        json!({"metadata": {"name": "proxy-1", "namespace": "ns", "labels": of_proxy}}),
+    );
+    settle(&server).await;
+    // Changed by others, and not to be changed back.
+    let is_child = |path: &String| {
+        ChildKind::ALL
+            .iter()
+            .any(|kind| path.contains(&format!("/{}/", kind.api_resource().plural)))
+    };
+    let children: Vec<String> = server.objects().into_keys().filter(is_child).collect();
+    for path in &children {
+        touch(&server, path);
+        server.make_again_at_apply(path);
+        once(&server).await.unwrap();
+        server.remove(path);
+        settle(&server).await;
+        touch(&server, path);
+        settle(&server).await;
+    }
+    // One proxy needs no budget, and no pool no sandbox.
+    let mut instance = server.get(INSTANCE).unwrap();
+    instance["spec"]["proxy"]["replicas"] = json!(1);
+    instance["spec"]["sandbox"]["warmPoolSize"] = json!(0);
+    server.put(INSTANCE, instance);
+    settle(&server).await;
+    let mut instance = server.get(INSTANCE).unwrap();
+    instance["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
+    server.put(INSTANCE, instance);
+    for _step in ["the server is scaled down", "the finalizer goes"] {
+        once(&server).await.unwrap();
+    }
+    assert!(server.get(INSTANCE).is_none());
+
+    let asked = server.asked();
+    for right in granted() {
+        let (resource, verb) = (right.resource.as_str(), right.verb.as_str());
+        let watched = ["list", "watch"].contains(&verb) && WATCHED.contains(&resource);
+        let elsewhere = ELSEWHERE
+            .iter()
+            .any(|(listed, verbs, _)| *listed == resource && verbs.contains(&verb));
+        assert!(
+            asked.contains(&right) || watched || elsewhere,
+            "nothing needs {right:?}"
+        );
+        assert!(
+            !(asked.contains(&right) && elsewhere),
+            "a reconcile needs {right:?}: strike it from the list"
+        );
+    }
+}

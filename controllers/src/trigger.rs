@@ -1,0 +1,81 @@
+//! What the watches ask to be reconciled, and to whom: nobody while this replica does not lead.
+
+use std::convert::Infallible;
+use std::sync::{Arc, OnceLock};
+
+use cli_mcp_api::v1alpha1::CliMcpInstance;
+use futures::channel::mpsc::{UnboundedReceiver, UnboundedSender, unbounded};
+use kube::runtime::controller::ReconcileRequest;
+use kube::runtime::reflector::{ObjectRef, Store};
+
+type Request = Result<ReconcileRequest<CliMcpInstance>, Infallible>;
+
+/// What asks for reconciles. Clones ask the same queue.
+#[derive(Clone, Default)]
+pub struct Trigger(Arc<OnceLock<UnboundedSender<Request>>>);
+
+/// The reconciles that were asked for. kube's scheduler reads it at once and keeps one request an instance.
+pub type Queue = UnboundedReceiver<Request>;
+
+impl Trigger {
+    /// Asks for the reconcile of an instance. While nobody reconciles this does nothing: a replica that stands by for
+    /// weeks would keep every change of these weeks.
+    pub fn ask(&self, instance: ObjectRef<CliMcpInstance>) {
+        if let Some(queue) = self.0.get() {
+            // The receiver is gone only at shutdown.
+            let _ = queue.unbounded_send(Ok(instance.into()));
+        }
+    }
+
+    /// The queue from now on, with every instance in it. A watch stores an object before it asks: what it has asked for
+    /// in vain is in the store.
+    #[must_use]
+    pub fn open(&self, instances: &Store<CliMcpInstance>) -> Queue {
+        let (sender, queue) = unbounded();
+        // Opened once, at the takeover: a second queue would get nothing.
+        let _ = self.0.set(sender);
+        instances
+            .state()
+            .iter()
+            .for_each(|instance| self.ask(ObjectRef::from_obj(&**instance)));
+        queue
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures::StreamExt;
+    use futures::future::FutureExt;
+    use kube::runtime::reflector::store::Writer;
+    use kube::runtime::watcher;
+
+    use super::*;
+    use crate::validate::fixtures;
+
+    fn waiting(queue: &mut Queue) -> Vec<String> {
+        std::iter::from_fn(|| queue.next().now_or_never().flatten())
+            .map(|request| request.map(|request| request.obj_ref.name).unwrap_or_default())
+            .collect()
+    }
+
+    #[test]
+    fn a_replica_that_stands_by_keeps_no_requests_and_takes_over_every_instance() {
+        let mut writer = Writer::new(());
+        for name in ["a", "b"] {
+            let mut instance = fixtures::instance();
+            instance.metadata.name = Some(name.to_owned());
+            writer.apply_watcher_event(&watcher::Event::Apply(instance));
+        }
+        let trigger = Trigger::default();
+        let of_a_watch = trigger.clone();
+        for _ in 0..1000 {
+            of_a_watch.ask(ObjectRef::new("a").within("ns"));
+        }
+        let mut queue = trigger.open(&writer.as_reader());
+        let mut all = waiting(&mut queue);
+        all.sort();
+        assert_eq!(all, ["a", "b"]);
+        of_a_watch.ask(ObjectRef::new("a").within("ns"));
+        assert_eq!(waiting(&mut queue), ["a"]);
+    }
+}

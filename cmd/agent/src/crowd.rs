@@ -121,20 +121,26 @@ impl Crowd {
         for process in table.iter().filter(|process| let_be(process)) {
             signal(process.identity.pid, Signal::SIGCONT);
         }
-        let deadline = Instant::now() + KILL_WAIT;
-        while !call_runs {
-            let mut rest = processes::table();
-            rest.retain(|process| !let_be(process) && !process.ended());
-            for process in &rest {
-                signal(process.identity.pid, Signal::SIGKILL);
-            }
-            if rest.is_empty() || Instant::now() > deadline {
-                break;
-            }
-            sleep(STEP).await;
+        if !call_runs {
+            kill_all_but(let_be).await;
         }
         self.state.halted.store(true, Ordering::Relaxed);
         self.state.halt.notify_one();
+    }
+}
+
+async fn kill_all_but(let_be: impl Fn(&Process) -> bool) {
+    let deadline = Instant::now() + KILL_WAIT;
+    loop {
+        let mut rest = processes::table();
+        rest.retain(|process| !let_be(process) && !process.ended());
+        for process in &rest {
+            signal(process.identity.pid, Signal::SIGKILL);
+        }
+        if rest.is_empty() || Instant::now() > deadline {
+            return;
+        }
+        sleep(STEP).await;
     }
 }
 

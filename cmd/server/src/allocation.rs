@@ -1,5 +1,5 @@
 //! From a session to its sandbox (contract, section 7): the one that is there, else a claim from the pool, else a new
-//! pod. Two replicas that get a new session at once end with one sandbox; how is told in [`settling`].
+//! pod. Two replicas that get a new session at once end with one sandbox; how is told in `settling`.
 
 mod candidates;
 mod settling;

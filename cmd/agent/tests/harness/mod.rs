@@ -99,7 +99,7 @@ impl Setup {
     }
 
     /// Makes the agent process 1 of a pid namespace. None, said aloud, where this machine lets nobody make one.
-    pub(crate) fn as_process_1(mut self) -> Option<Self> {
+    pub(crate) fn in_own_namespace(mut self) -> Option<Self> {
         let [program, arguments @ ..] = AS_PROCESS_1 else {
             return None;
         };

@@ -25,7 +25,7 @@ const WATCHED: [&str; 13] = [
 ];
 
 /// What else no reconcile against this API server asks for: resource, verbs, and what does.
-const ELSEWHERE: [(&str, &[&str], &str); 8] = [
+const ELSEWHERE: [(&str, &[&str], &str); 7] = [
     ("climcpinstances/finalizers", &["update"], "who sets blockOwnerDeletion"),
     (
         "climcpinstances/mcp",
@@ -45,11 +45,6 @@ const ELSEWHERE: [(&str, &[&str], &str); 8] = [
         "the metrics, and system:auth-delegator",
     ),
     ("events", &["patch"], "kube's Recorder, when an event comes again"),
-    (
-        "events",
-        &["list"],
-        "egress::reported_open, of a sandbox that runs and is not ready",
-    ),
 ];
 
 /// Somebody sets a field of a child.
@@ -66,10 +61,12 @@ async fn every_right_is_used() {
     let server =
         cluster(json!({"sandbox": {"warmPoolSize": 1}, "proxy": {"replicas": 2, "targets": [{"type": "kubernetes"}]}}));
     proxy_answers(&server);
-    let of_proxy = labels::selector("demo", labels::Component::Proxy);
+    let mut of_proxy = labels::selector("demo", labels::Component::Proxy);
+    of_proxy.insert("pod-template-hash".to_owned(), "hash".to_owned());
     server.put(
         &format!("{NAMESPACE}/pods/proxy-1"),
-        json!({"metadata": {"name": "proxy-1", "namespace": "ns", "labels": of_proxy}}),
+        json!({"metadata": {"name": "proxy-1", "namespace": "ns", "labels": of_proxy,
+            "ownerReferences": [replica_set("cli-mcp-demo-proxy-hash")]}}),
     );
     settle(&server).await;
     // Changed by others, and not to be changed back.

@@ -6,16 +6,27 @@
 
 use std::io::{self, IoSlice};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use nix::sys::prctl;
+use nix::sys::signal::{Signal, kill};
 use nix::sys::socket::{AddressFamily, ControlMessage, MsgFlags, SockFlag, SockType, recv, send, sendmsg, socketpair};
+use nix::unistd::Pid;
 use tokio::io::unix::AsyncFd;
+use tokio::time::timeout;
 
+use crate::patience::Patience;
+use crate::processes::{self, Process};
 use crate::reaper::{Exit, Reaper};
 use crate::sys;
 
 /// The subcommand that the agent starts itself with.
 pub const SUBCOMMAND: &str = "descriptor-holder";
+
+/// How long the holder may take to answer, and how often it is looked at meanwhile.
+const ANSWER_WAIT: Duration = Duration::from_secs(2);
+const ANSWER_LOOK: Duration = Duration::from_millis(20);
 
 /// A number under which the holder keeps a descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,6 +52,7 @@ pub struct Holder {
     pid: i32,
     socket: AsyncFd<OwnedFd>,
     exit: Exit,
+    broken: AtomicBool,
 }
 
 impl Holder {
@@ -51,13 +63,13 @@ impl Holder {
     /// When the process or its socket cannot be made.
     pub fn start(reaper: &Reaper) -> io::Result<Self> {
         let (ours, theirs) = socketpair(AddressFamily::Unix, SockType::SeqPacket, None, SockFlag::SOCK_CLOEXEC)?;
-        let child = sys::spawn_self(&[SUBCOMMAND], theirs)?;
-        let pid = i32::try_from(child.id()).map_err(io::Error::other)?;
+        let pid = sys::spawn_self(&[SUBCOMMAND], theirs)?;
         nix::fcntl::fcntl(&ours, nix::fcntl::FcntlArg::F_SETFL(nix::fcntl::OFlag::O_NONBLOCK))?;
         Ok(Self {
             pid,
             socket: sys::watch_readable(ours)?,
             exit: reaper.watch(pid),
+            broken: AtomicBool::new(false),
         })
     }
 
@@ -67,10 +79,18 @@ impl Holder {
         self.pid
     }
 
-    /// Whether the holder still runs: a command can end it.
+    /// Whether the holder can be used: a command can end it. One that has broken off may not be collected yet.
     #[must_use]
     pub fn alive(&self) -> bool {
-        self.exit.code().is_none()
+        self.exit.code().is_none() && !self.broken.load(Ordering::Relaxed)
+    }
+
+    fn signal(&self, signal: Signal) {
+        // After its end the number may be another's.
+        if self.exit.code().is_none() {
+            // Gone already is as good.
+            let _ = kill(Pid::from_raw(self.pid), signal);
+        }
     }
 
     /// The path by which bash opens a slot.
@@ -79,12 +99,21 @@ impl Holder {
         format!("/proc/{}/fd/{}", self.pid, slot as i32)
     }
 
-    /// Puts descriptors into slots and waits until they are there.
+    /// Puts descriptors into slots and waits until they are there. A holder that a command has stopped is let go on.
     ///
     /// # Errors
     ///
-    /// When the holder is gone.
+    /// When the holder is gone, or does not answer: it is ended then, and must be replaced.
     pub async fn put(&self, entries: &[(Slot, &OwnedFd)]) -> io::Result<()> {
+        let put = self.try_put(entries).await;
+        if put.is_err() {
+            self.broken.store(true, Ordering::Relaxed);
+            self.signal(Signal::SIGKILL);
+        }
+        put
+    }
+
+    async fn try_put(&self, entries: &[(Slot, &OwnedFd)]) -> io::Result<()> {
         let numbers: Vec<u8> = entries.iter().map(|(slot, _)| *slot as u8).collect();
         let descriptors: Vec<RawFd> = entries.iter().map(|(_, fd)| fd.as_raw_fd()).collect();
         sendmsg::<()>(
@@ -94,6 +123,21 @@ impl Holder {
             MsgFlags::MSG_NOSIGNAL,
             None,
         )?;
+        let mut patience = Patience::new(self.pid, ANSWER_WAIT);
+        loop {
+            if let Ok(answer) = timeout(ANSWER_LOOK, self.answer()).await {
+                return answer;
+            }
+            if processes::process(self.pid).as_ref().is_some_and(Process::stands) {
+                self.signal(Signal::SIGCONT);
+            }
+            if patience.is_over() {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+        }
+    }
+
+    async fn answer(&self) -> io::Result<()> {
         loop {
             let mut guard = self.socket.readable().await?;
             let mut answer = [0_u8; 1];

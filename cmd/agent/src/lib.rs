@@ -6,8 +6,10 @@
 
 pub mod capture;
 pub mod config;
+pub mod connections;
 pub mod crowd;
 pub mod egress;
+pub mod guard;
 pub mod handoff;
 pub mod holder;
 pub mod http;

@@ -14,6 +14,9 @@ use crate::sys;
 
 /// Bytes that a pipe should hold: fewer switches between writer and agent when much is written.
 const PIPE_BYTES: i32 = 256 << 10;
+/// Bytes that are read for good at most before others have their turn: writers that are quick enough fill the pipe again
+/// and again, and this thread has other work.
+const TURN_BYTES: usize = PIPE_BYTES as usize;
 
 /// The read end of a pipe.
 #[derive(Debug)]
@@ -74,9 +77,22 @@ impl Input {
         }
     }
 
+    /// Hands over what is there now, piece by piece; no more than fits into the pipe, since more may come for ever.
+    pub fn read_waiting(&mut self, buffer: &mut [u8], mut take: impl FnMut(&[u8])) {
+        let mut total = 0;
+        while total < TURN_BYTES
+            && let Some(count) = self.read_now(buffer)
+        {
+            take(&buffer[..count]);
+            total += count;
+        }
+    }
+
     /// Waits for bytes and reads them: 0 when no more will come.
     pub async fn read(&mut self, buffer: &mut [u8]) -> usize {
         while !self.ended {
+            // A pipe that is never empty is always ready: without this its reader would never let another task run.
+            tokio::task::coop::consume_budget().await;
             let Ok(mut guard) = self.descriptor.readable().await else {
                 self.ended = true;
                 break;
@@ -100,8 +116,7 @@ impl Input {
 
     /// Reads on and forgets, until the last writer is gone.
     pub fn drain_in_background(mut self) {
-        let mut scratch = [0_u8; 4096];
-        while self.read_now(&mut scratch).is_some() {}
+        self.read_waiting(&mut [0; 4096], |_| {});
         if !self.ended {
             tokio::spawn(async move {
                 let mut scratch = vec![0_u8; 16 << 10];
@@ -183,4 +198,47 @@ pub fn memory_file(content: &[u8]) -> io::Result<OwnedFd> {
     let mut file = std::fs::File::from(descriptor);
     file.write_all(content)?;
     Ok(OwnedFd::from(file))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn what_is_written_as_fast_as_it_is_read_is_not_read_for_ever() {
+        let (mut input, write_end) = Input::pipe().unwrap();
+        nix::unistd::write(&write_end, &[0; 4096]).unwrap();
+        let mut total = 0;
+        input.read_waiting(&mut [0; 4096], |bytes| {
+            total += bytes.len();
+            assert!(total <= 2 * TURN_BYTES, "it goes on and on");
+            nix::unistd::write(&write_end, bytes).unwrap();
+        });
+        assert!(input.waiting() > 0);
+    }
+
+    #[tokio::test]
+    async fn a_pipe_that_is_never_empty_leaves_others_their_turn() {
+        let (mut input, write_end) = Input::pipe().unwrap();
+        nix::unistd::write(&write_end, &[0; 4096]).unwrap();
+        let others = Cell::new(false);
+        let reader = async {
+            for _ in 0..100_000 {
+                let count = input.read(&mut [0; 64]).await;
+                nix::unistd::write(&write_end, &[0; 64][..count]).unwrap();
+                if others.get() {
+                    return true;
+                }
+            }
+            false
+        };
+        let other = async {
+            tokio::task::yield_now().await;
+            others.set(true);
+        };
+        let (had_its_turn, ()) = tokio::join!(biased; reader, other);
+        assert!(had_its_turn);
+    }
 }

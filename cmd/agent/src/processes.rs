@@ -137,8 +137,27 @@ pub fn disposition(pid: i32, signal: Signal) -> Disposition {
 /// Whether a process stands in `wait4(2)`, as `/proc/<pid>/syscall` shows it. None where that may not be looked at.
 #[must_use]
 pub fn waits_for_children(pid: i32) -> Option<bool> {
+    stands_in(pid, &[libc::SYS_wait4])
+}
+
+/// Whether a process stands in `sleep(3)`, as `/proc/<pid>/syscall` shows it. None where that may not be looked at.
+#[must_use]
+pub fn sleeps_by_the_clock(pid: i32) -> Option<bool> {
+    stands_in(pid, &[libc::SYS_nanosleep, libc::SYS_clock_nanosleep])
+}
+
+fn stands_in(pid: i32, calls: &[libc::c_long]) -> Option<bool> {
     let text = fs::read_to_string(format!("/proc/{pid}/syscall")).ok()?;
-    Some(text.split(' ').next() == Some(&libc::SYS_wait4.to_string()))
+    let number = text.split(' ').next()?.trim().parse().ok();
+    Some(number.is_some_and(|number| calls.contains(&number)))
+}
+
+/// The process that traces another.
+#[must_use]
+pub fn tracer(pid: i32) -> Option<i32> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let tracer = status.lines().find_map(|line| line.strip_prefix("TracerPid:"))?;
+    tracer.trim().parse().ok().filter(|tracer| *tracer != 0)
 }
 
 /// Whether a process stands in `read(2)` of its descriptor 0, as `/proc/<pid>/syscall` shows it. None where that may not

@@ -9,16 +9,18 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use cli_mcp_sandbox::token::TokenDigest;
+use http::Request;
+use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
-use hyper_util::rt::TokioIo;
-use tokio::net::TcpListener;
-use tokio::sync::Semaphore;
-use tokio::time::timeout;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::config::Settings;
+use crate::connections::{Place, Places, Side};
 use crate::crowd::Crowd;
 use crate::egress::{self, Egress, EgressTargets};
 use crate::handoff::OWN_VARIABLES;
@@ -30,10 +32,13 @@ use crate::reaper::Reaper;
 use crate::session::{Session, SessionSettings};
 use crate::shell::Origin;
 use crate::signals::Signals;
-use crate::sys;
+use crate::sys::{self, ResourceLimit};
 
-/// Connections at once; more wait to be accepted.
-const MAX_CONNECTIONS: usize = 512;
+/// How long a connection may be idle, or take to send the head of a request. The server tries one that was idle for 5 s before
+/// it trusts a command to it.
+const IDLE: Duration = Duration::from_secs(300);
+/// How long one may stay that has sent no valid token: a probe takes milliseconds.
+const UNPROVEN: Duration = Duration::from_secs(30);
 /// How long answers may take to go out at the end.
 const DRAIN: Duration = Duration::from_secs(5);
 /// How long the last call and its processes may take to end.
@@ -111,7 +116,7 @@ pub fn serve(settings: Settings) -> anyhow::Result<()> {
     let origin = Origin {
         environment: shell_environment(std::env::vars_os(), &settings.home),
         directory: settings.home.to_string_lossy().into_owned(),
-        limits: sys::resource_limits(own),
+        limits: leave_room_for_signals(sys::resource_limits(own)),
         umask: processes::umask(own).unwrap_or(0o022),
     };
     harden();
@@ -120,6 +125,18 @@ pub fn serve(settings: Settings) -> anyhow::Result<()> {
         .build()
         .context("the runtime cannot be started")?;
     runtime.block_on(run(settings, origin))
+}
+
+/// The limits of commands: half as many waiting signals as the agent may have. Signals that wait are counted for each user,
+/// and beyond its limit a process gets them without their sender, as if they came from outside.
+fn leave_room_for_signals(mut limits: Vec<ResourceLimit>) -> Vec<ResourceLimit> {
+    for (resource, soft, hard) in &mut limits {
+        if *resource == sys::WAITING_SIGNALS {
+            *soft /= 2;
+            *hard = *soft;
+        }
+    }
+    limits
 }
 
 /// Makes this process what a sandbox cannot look into, and the one that its orphans come to.
@@ -140,6 +157,9 @@ fn harden() {
     // Among hundreds of processes that want to run, the one that bounds their number must not come last.
     if let Err(error) = sys::ask_for_short_turns(TURN) {
         tracing::debug!(%error, "Short turns on the processor are not to be had");
+    }
+    if !sys::no_new_privileges() {
+        tracing::info!("Commands are not kept from the agent's process by a filter: no_new_privs is not set");
     }
     // Only with the right to: without it the agent keeps the pod's score, and its children get a higher one.
     let _ = std::fs::write("/proc/self/oom_score_adj", "-999");
@@ -201,47 +221,63 @@ async fn run(settings: Settings, origin: Origin) -> anyhow::Result<()> {
 }
 
 async fn accept(listener: &TcpListener, endpoints: Endpoints, connections: &TaskTracker, shutdown: &CancellationToken) {
-    let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    let places = Places::default();
     loop {
         let accepted = tokio::select! {
             () = shutdown.cancelled() => return,
-            accepted = async {
-                let place = places.clone().acquire_owned().await;
-                listener.accept().await.map(|(connection, _)| (connection, place))
-            } => accepted,
+            accepted = listener.accept() => accepted,
         };
-        let (connection, place) = match accepted {
+        let (connection, peer) = match accepted {
             Ok(accepted) => accepted,
             Err(error) => {
                 // Out of descriptors, mostly: others will be given back.
                 tracing::warn!(%error, "Failed to accept a connection");
-                tokio::time::sleep(Duration::from_millis(50)).await;
+                sleep(Duration::from_millis(50)).await;
                 continue;
             }
         };
-        // Without it the last piece of an answer may wait for an acknowledgement.
-        let _ = connection.set_nodelay(true);
+        let side = connection
+            .local_addr()
+            .map_or(Side::Inside, |local| Side::of(peer, local));
+        let Some(place) = places.take(side) else {
+            tracing::warn!(?side, "Refused a connection: all places are taken");
+            continue;
+        };
+        connections.spawn(serve_connection(connection, place, endpoints.clone(), shutdown.clone()));
+    }
+}
+
+async fn serve_connection(connection: TcpStream, place: Place, endpoints: Endpoints, shutdown: CancellationToken) {
+    // Without it the last piece of an answer may wait for an acknowledgement.
+    let _ = connection.set_nodelay(true);
+    let standing = place.standing.clone();
+    let service = service_fn(move |mut request: Request<Incoming>| {
+        request.extensions_mut().insert(standing.clone());
         let endpoints = endpoints.clone();
-        let shutdown = shutdown.clone();
-        connections.spawn(async move {
-            let _place = place;
-            let service = service_fn(move |request| {
-                let endpoints = endpoints.clone();
-                async move { Ok::<_, Infallible>(endpoints.answer(request).await) }
-            });
-            let serving = http1::Builder::new().serve_connection(TokioIo::new(connection), service);
-            tokio::pin!(serving);
-            let ended = tokio::select! {
-                ended = serving.as_mut() => ended,
-                () = shutdown.cancelled() => {
-                    serving.as_mut().graceful_shutdown();
-                    serving.await
-                }
-            };
-            if let Err(error) = ended {
-                tracing::debug!(%error, "Connection ended");
-            }
-        });
+        async move { Ok::<_, Infallible>(endpoints.answer(request).await) }
+    });
+    let serving = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(IDLE)
+        .serve_connection(TokioIo::new(connection), service);
+    let unproven = async {
+        sleep(UNPROVEN).await;
+        if place.standing.proven() {
+            std::future::pending::<()>().await;
+        }
+    };
+    tokio::pin!(serving);
+    let ended = tokio::select! {
+        ended = serving.as_mut() => ended,
+        () = shutdown.cancelled() => {
+            serving.as_mut().graceful_shutdown();
+            serving.await
+        }
+        () = place.closing.cancelled() => return,
+        () = unproven => return,
+    };
+    if let Err(error) = ended {
+        tracing::debug!(%error, "Connection ended");
     }
 }
 

@@ -11,9 +11,10 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Pid, pipe2, write};
 use tokio::time::{Instant, timeout_at};
 
+use crate::guard;
 use crate::holder::{Holder, Slot};
 use crate::pipes::{Input, memory_file};
-use crate::processes;
+use crate::processes::{self, Process};
 use crate::reaper::{Exit, ExitCode, Reaper};
 use crate::script::{self, Before, Dialect, Hazards, Nonce, Status};
 use crate::snapshot::{self, PRINT_STATE, Snapshot};
@@ -66,6 +67,24 @@ pub enum Answer {
     Ended(ExitCode),
     /// Neither in time.
     Nothing,
+}
+
+fn agent() -> i32 {
+    i32::try_from(std::process::id()).unwrap_or(0)
+}
+
+fn hear(noise: &mut Vec<u8>, bytes: &[u8]) {
+    if noise.len() + bytes.len() > MAX_NOISE {
+        noise.drain(..noise.len() / 2);
+    }
+    noise.extend_from_slice(bytes);
+}
+
+fn keep_state(state: &mut Vec<u8>, bytes: &[u8]) {
+    // Beyond the bound only the fact that it was passed is of use.
+    if state.len() <= snapshot::MAX_BYTES {
+        state.extend_from_slice(bytes);
+    }
 }
 
 /// A running bash.
@@ -128,7 +147,12 @@ impl Shell {
         let own_score = std::fs::read_to_string("/proc/self/oom_score_adj").ok();
         let own_score: i32 = own_score.and_then(|text| text.trim().parse().ok()).unwrap_or(0);
         let quiet = state.is_some_and(Snapshot::aliases_keywords);
-        let child = sys::spawn_bash(BashSpawn {
+        let filter = if sys::no_new_privileges() {
+            guard::filter(&[agent(), holder.pid()])
+        } else {
+            Vec::new()
+        };
+        let pid = sys::spawn_bash(BashSpawn {
             arguments: &[&ARGUMENTS[..], &["history"]].concat(),
             environment: &origin.environment,
             control: control_read,
@@ -136,8 +160,8 @@ impl Shell {
             limits: &origin.limits,
             umask: origin.umask,
             oom_score_adj: (own_score + OOM_SCORE_STEP).min(1000),
+            filter,
         })?;
-        let pid = i32::try_from(child.id()).map_err(io::Error::other)?;
         let mut shell = Self {
             pid,
             exit: reaper.watch(pid),
@@ -175,6 +199,23 @@ impl Shell {
         Ok(shell)
     }
 
+    /// Goes on with another holder. The script of the EXIT trap was the first one's: a shell that ends itself now does not
+    /// save its state.
+    ///
+    /// # Errors
+    ///
+    /// When the descriptors have run out, or the holder is gone.
+    pub async fn go_on_with(&mut self, holder: &Holder) -> io::Result<()> {
+        let (state_pipe, state_write) = Input::pipe()?;
+        let script = memory_file(PRINT_STATE.as_bytes())?;
+        holder
+            .put(&[(Slot::Script, &script), (Slot::Snapshot, &state_write)])
+            .await?;
+        self.state_pipe = state_pipe;
+        self.state_bytes.clear();
+        Ok(())
+    }
+
     /// Writes a whole line to an idle bash.
     ///
     /// # Errors
@@ -200,11 +241,19 @@ impl Shell {
         self.hazards.time_unusable |= status.time_unusable;
     }
 
-    /// Sends a signal to bash itself.
+    /// Sends a signal to bash itself. With SIGKILL goes a process of the sandbox that traces it: the end of a traced process
+    /// is its tracer's to collect first, and one that does not would keep it from the agent for good.
     pub fn signal(&self, signal: Signal) {
-        if self.exit.code().is_none() {
-            // Gone already is as good.
-            let _ = kill(Pid::from_raw(self.pid), signal);
+        if self.exit.code().is_some() {
+            return;
+        }
+        // Gone already is as good.
+        let _ = kill(Pid::from_raw(self.pid), signal);
+        if signal == Signal::SIGKILL
+            && let Some(tracer) = processes::tracer(self.pid)
+            && processes::descends_from(tracer, agent())
+        {
+            let _ = kill(Pid::from_raw(tracer), Signal::SIGKILL);
         }
     }
 
@@ -234,18 +283,9 @@ impl Shell {
 
     /// Reads what the status pipe holds, without waiting, and looks for the status of `nonce`.
     pub fn poll_status(&mut self, nonce: &Nonce) -> Option<Status> {
-        let mut buffer = [0_u8; 4096];
-        while let Some(count) = self.status.read_now(&mut buffer) {
-            self.hear(&buffer[..count]);
-        }
+        let Self { status, noise, .. } = self;
+        status.read_waiting(&mut [0; 4096], |bytes| hear(noise, bytes));
         script::find_status(&self.noise, nonce)
-    }
-
-    fn hear(&mut self, bytes: &[u8]) {
-        if self.noise.len() + bytes.len() > MAX_NOISE {
-            self.noise.drain(..self.noise.len() / 2);
-        }
-        self.noise.extend_from_slice(bytes);
     }
 
     /// Waits until something comes over the status pipe, a piece of a snapshot does, or bash ends.
@@ -254,18 +294,13 @@ impl Shell {
         let mut piece = [0_u8; 16 << 10];
         tokio::select! {
             biased;
-            count = self.status.read(&mut line), if !self.status.ended() => self.hear(&line[..count]),
-            count = self.state_pipe.read(&mut piece), if !self.state_pipe.ended() => self.keep_state(&piece[..count]),
+            count = self.status.read(&mut line), if !self.status.ended() => hear(&mut self.noise, &line[..count]),
+            count = self.state_pipe.read(&mut piece), if !self.state_pipe.ended() => {
+                keep_state(&mut self.state_bytes, &piece[..count]);
+            }
             code = self.exit.wait() => return Some(code),
         }
         None
-    }
-
-    fn keep_state(&mut self, bytes: &[u8]) {
-        // Beyond the bound only the fact that it was passed is of use.
-        if self.state_bytes.len() <= snapshot::MAX_BYTES {
-            self.state_bytes.extend_from_slice(bytes);
-        }
     }
 
     /// Waits for the status of `nonce` until `deadline`.
@@ -282,13 +317,38 @@ impl Shell {
         }
     }
 
+    /// As [`Self::answer_or_prompt`], for a line that begins with a subshell. None where the user's limits leave no room for
+    /// one: bash would go on trying for 15 s, and is interrupted in that. One that has a trap for SIGINT goes on all the same.
+    pub async fn answer_of_subshell(&mut self, nonce: &Nonce, deadline: Instant) -> Option<Answer> {
+        let mut given_up = false;
+        let answer = self
+            .answer_with_looks(nonce, deadline, |shell| {
+                if processes::sleeps_by_the_clock(shell.pid) == Some(true) {
+                    given_up = true;
+                    shell.signal(Signal::SIGINT);
+                }
+            })
+            .await;
+        (!given_up || answer != Answer::Nothing).then_some(answer)
+    }
+
     /// As [`Self::answer`], but gives up as soon as bash is back at its prompt without having said so: what the user left
     /// has broken the line.
     pub async fn answer_or_prompt(&mut self, nonce: &Nonce, deadline: Instant) -> Answer {
+        self.answer_with_looks(nonce, deadline, |_| {}).await
+    }
+
+    async fn answer_with_looks(&mut self, nonce: &Nonce, deadline: Instant, mut at_work: impl FnMut(&Self)) -> Answer {
         loop {
             let look_at = (Instant::now() + PROMPT_LOOK).min(deadline);
             match self.answer(nonce, look_at).await {
-                Answer::Nothing if look_at < deadline && !self.at_prompt() => {}
+                Answer::Nothing if look_at < deadline && !self.at_prompt() => {
+                    // A command of an earlier call can stop all processes.
+                    if processes::process(self.pid).as_ref().is_some_and(Process::stands) {
+                        self.signal(Signal::SIGCONT);
+                    }
+                    at_work(self);
+                }
                 // It may have said so just before it was looked at.
                 Answer::Nothing => return self.answer(nonce, Instant::now()).await,
                 answer => return answer,
@@ -298,10 +358,12 @@ impl Shell {
 
     /// What was printed of the state, and a clean start for the next.
     pub fn take_state(&mut self) -> Option<Snapshot> {
-        let mut piece = [0_u8; 16 << 10];
-        while let Some(count) = self.state_pipe.read_now(&mut piece) {
-            self.keep_state(&piece[..count]);
-        }
+        let Self {
+            state_pipe,
+            state_bytes,
+            ..
+        } = self;
+        state_pipe.read_waiting(&mut [0; 16 << 10], |bytes| keep_state(state_bytes, bytes));
         let bytes = std::mem::take(&mut self.state_bytes);
         if bytes.len() > snapshot::MAX_BYTES {
             None

@@ -14,7 +14,8 @@ use crate::processes;
 use crate::reaper::Reaper;
 use crate::sys;
 
-/// Who sent a signal, as the kernel vouches for it.
+/// Who sent a signal, as the kernel vouches for it; where its user has too many signals waiting, it shows `SI_USER` and 0 for
+/// those that other calls than `kill(2)` sent. That commands may have fewer than the agent keeps them from it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sender {
     /// `si_code`: `SI_USER` for `kill(2)`; a process can claim no code of the kernel's, nor `SI_USER`.

@@ -1,14 +1,15 @@
 //! The unsafe edge: what the kernel and libc offer only by raw number or between fork and exec.
 
-use std::ffi::OsString;
+use std::ffi::{CString, OsStr, OsString};
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
-use std::os::unix::process::CommandExt;
-use std::process::{Child, Command, Stdio};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::ffi::OsStringExt;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use nix::libc;
 use nix::sys::socket::{ControlMessageOwned, MsgFlags, recvmsg};
+use nix::unistd::{AccessFlags, access};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
@@ -25,6 +26,12 @@ mod request {
 
 /// One `(resource, soft, hard)` limit, as `prlimit(2)` names resources by number.
 pub type ResourceLimit = (u32, u64, u64);
+
+/// The resource that is signals which wait for a process of this user.
+pub const WAITING_SIGNALS: u32 = libc::RLIMIT_SIGPENDING;
+
+/// The resource that is processes and threads of this user.
+pub const PROCESSES: u32 = libc::RLIMIT_NPROC;
 
 /// Every resource limit that Linux has.
 const RESOURCES: u32 = 16;
@@ -112,11 +119,17 @@ pub fn receive_with_descriptors(socket: BorrowedFd<'_>, payload: &mut [u8]) -> i
 #[must_use]
 pub fn collect_ended() -> Option<(i32, u8)> {
     let mut status: libc::c_int = 0;
-    // SAFETY: waitpid writes one int.
-    let pid = unsafe { libc::waitpid(-1, &raw mut status, libc::WNOHANG) };
-    if pid <= 0 {
-        return None;
-    }
+    let pid = loop {
+        // SAFETY: waitpid writes one int.
+        let pid = unsafe { libc::waitpid(-1, &raw mut status, libc::WNOHANG) };
+        if pid <= 0 {
+            return None;
+        }
+        // A child that has made the agent its tracer is also seen to stop, which is no end.
+        if libc::WIFEXITED(status) || libc::WIFSIGNALED(status) {
+            break pid;
+        }
+    };
     let code = if libc::WIFEXITED(status) {
         libc::WEXITSTATUS(status)
     } else {
@@ -128,18 +141,28 @@ pub fn collect_ended() -> Option<(i32, u8)> {
 /// All resource limits of a process.
 #[must_use]
 pub fn resource_limits(pid: i32) -> Vec<ResourceLimit> {
-    let mut limits = Vec::new();
-    for resource in 0..RESOURCES {
-        let mut limit = libc::rlimit64 {
-            rlim_cur: 0,
-            rlim_max: 0,
-        };
-        // SAFETY: prlimit64 reads a null new limit as "none" and writes one rlimit64.
-        if unsafe { libc::prlimit64(pid, resource, std::ptr::null(), &raw mut limit) } == 0 {
-            limits.push((resource, limit.rlim_cur, limit.rlim_max));
-        }
-    }
-    limits
+    (0..RESOURCES)
+        .filter_map(|resource| resource_limit(pid, resource))
+        .collect()
+}
+
+/// One resource limit of a process. None when it is gone.
+#[must_use]
+pub fn resource_limit(pid: i32, resource: u32) -> Option<ResourceLimit> {
+    let mut limit = libc::rlimit64 {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
+    // SAFETY: prlimit64 reads a null new limit as "none" and writes one rlimit64.
+    let read = unsafe { libc::prlimit64(pid, resource, std::ptr::null(), &raw mut limit) };
+    (read == 0).then_some((resource, limit.rlim_cur, limit.rlim_max))
+}
+
+/// Whether this process is root's, whom some limits do not bind.
+#[must_use]
+pub fn is_root() -> bool {
+    // SAFETY: getuid takes nothing and always succeeds.
+    unsafe { libc::getuid() == 0 }
 }
 
 /// Keeps every descriptor that this process was started with, but the standard three, from its children.
@@ -249,30 +272,75 @@ pub struct BashSpawn<'a> {
     pub umask: u32,
     /// What is written to `oom_score_adj`.
     pub oom_score_adj: i32,
+    /// The seccomp filter that it and all that it starts run under; empty for none.
+    pub filter: Vec<libc::sock_filter>,
 }
 
-/// Starts bash in a session of its own, with every signal at its default and nothing of the agent's left in it.
+/// Whether this process and all that it starts can gain no privileges: what a process without any needs to install a filter.
+#[must_use]
+pub fn no_new_privileges() -> bool {
+    nix::sys::prctl::get_no_new_privs().unwrap_or(false)
+}
+
+/// Puts this process under a filter. A kernel that has none, or refuses, leaves it as it is: then the sandbox's own
+/// isolation is what there is.
 ///
-/// The caller's reaper collects its status: the returned handle must not be waited on.
+/// # Safety
+///
+/// Async-signal-safe: for a child that is about to exec.
+unsafe fn install_filter(filter: &mut [libc::sock_filter]) {
+    let Ok(len) = u16::try_from(filter.len()) else { return };
+    let program = libc::sock_fprog {
+        len,
+        filter: filter.as_mut_ptr(),
+    };
+    // gVisor knows no such flag; without it older kernels slow down a process that has a filter.
+    for flags in [libc::SECCOMP_FILTER_FLAG_SPEC_ALLOW, 0] {
+        // SAFETY: the kernel copies the program, whose memory lives until the call is over.
+        let installed = unsafe {
+            libc::syscall(
+                libc::SYS_seccomp,
+                libc::SECCOMP_SET_MODE_FILTER,
+                flags,
+                &raw const program,
+            )
+        };
+        if installed == 0 {
+            return;
+        }
+    }
+}
+
+/// Starts bash in a session of its own, with every signal at its default and nothing of the agent's left in it: its process
+/// id, for the reaper.
 ///
 /// # Errors
 ///
-/// When bash cannot be started.
-pub fn spawn_bash(spawn: BashSpawn<'_>) -> io::Result<Child> {
-    let limits = spawn.limits.to_vec();
-    let umask = spawn.umask;
-    let score = spawn.oom_score_adj.to_string();
-    let mut command = Command::new("bash");
-    command
-        .args(spawn.arguments)
-        .env_clear()
-        .envs(spawn.environment.iter().map(|(name, value)| (name, value)))
-        .stdin(Stdio::from(spawn.control))
-        .stdout(Stdio::null())
-        .stderr(Stdio::from(spawn.status));
-    // SAFETY: the hook makes only async-signal-safe system calls and touches memory prepared before the fork.
-    unsafe {
-        command.pre_exec(move || {
+/// When there is no bash, or no process can be made. That it cannot run is seen by its end, with status 127.
+pub fn spawn_bash(spawn: BashSpawn<'_>) -> io::Result<i32> {
+    let BashSpawn {
+        arguments,
+        environment,
+        control,
+        status,
+        limits,
+        umask,
+        oom_score_adj,
+        mut filter,
+    } = spawn;
+    let program = find_program("bash", environment)?;
+    let score = oom_score_adj.to_string();
+    let nowhere = std::fs::OpenOptions::new().write(true).open("/dev/null")?;
+    let environment = environment.iter().map(|(name, value)| {
+        let mut text = name.clone();
+        text.push("=");
+        text.push(value);
+        text
+    });
+    let program = Program::new(program, [&["bash"], arguments].concat(), environment)?;
+    let in_child = || {
+        // SAFETY: async-signal-safe system calls on memory prepared before the fork.
+        unsafe {
             default_process_state();
             for signal in 1..=64 {
                 libc::signal(signal, libc::SIG_DFL);
@@ -283,7 +351,7 @@ pub fn spawn_bash(spawn: BashSpawn<'_>) -> io::Result<Child> {
                 libc::write(file, score.as_ptr().cast(), score.len());
                 libc::close(file);
             }
-            for (resource, soft, hard) in &limits {
+            for (resource, soft, hard) in limits {
                 let limit = libc::rlimit64 {
                     rlim_cur: *soft,
                     rlim_max: *hard,
@@ -291,32 +359,90 @@ pub fn spawn_bash(spawn: BashSpawn<'_>) -> io::Result<Child> {
                 libc::setrlimit64(*resource, &raw const limit);
             }
             libc::umask(umask);
-            Ok(())
-        });
-    }
-    command.spawn()
+            if !filter.is_empty() {
+                install_filter(&mut filter);
+            }
+        }
+    };
+    // SAFETY: see there.
+    unsafe { program.start([control.as_fd(), nowhere.as_fd(), status.as_fd()], in_child) }
 }
 
-/// Starts this program again as `arguments`, with `socket` as its standard input and an empty environment.
+/// Starts this program again as `arguments`, with `socket` as its standard input and an empty environment: its process id.
 ///
 /// # Errors
 ///
-/// When the program cannot be started.
-pub fn spawn_self(arguments: &[&str], socket: OwnedFd) -> io::Result<Child> {
-    let mut command = Command::new("/proc/self/exe");
-    command
-        .arg0("agent")
-        .args(arguments)
-        .env_clear()
-        .stdin(Stdio::from(socket))
-        .stdout(Stdio::null())
-        .stderr(Stdio::null());
+/// When no process can be made.
+pub fn spawn_self(arguments: &[&str], socket: OwnedFd) -> io::Result<i32> {
+    let nowhere = std::fs::OpenOptions::new().write(true).open("/dev/null")?;
+    let program = Program::new("/proc/self/exe".into(), [&["agent"], arguments].concat(), [])?;
     // SAFETY: only async-signal-safe system calls.
     unsafe {
-        command.pre_exec(|| {
+        program.start([socket.as_fd(), nowhere.as_fd(), nowhere.as_fd()], || {
             default_process_state();
-            Ok(())
-        });
+        })
     }
-    command.spawn()
+}
+
+/// The first program of this name in the folders of `PATH`.
+fn find_program(name: &str, environment: &[(OsString, OsString)]) -> io::Result<PathBuf> {
+    let path = environment.iter().find(|(variable, _)| variable == "PATH");
+    std::env::split_paths(path.map_or(OsStr::new(""), |(_, value)| value))
+        .map(|folder| folder.join(name))
+        .find(|file| file.is_file() && access(file, AccessFlags::X_OK).is_ok())
+        .ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, format!("there is no {name} in PATH")))
+}
+
+/// A program with its arguments and environment, in the form that `execve(2)` takes.
+struct Program {
+    file: CString,
+    arguments: Vec<CString>,
+    environment: Vec<CString>,
+}
+
+impl Program {
+    fn new<E: IntoIterator<Item = OsString>>(file: PathBuf, arguments: Vec<&str>, environment: E) -> io::Result<Self> {
+        let text = |text: OsString| CString::new(text.into_vec()).map_err(io::Error::other);
+        Ok(Self {
+            file: text(file.into_os_string())?,
+            arguments: arguments
+                .into_iter()
+                .map(|argument| text(argument.into()))
+                .collect::<io::Result<_>>()?,
+            environment: environment.into_iter().map(text).collect::<io::Result<_>>()?,
+        })
+    }
+
+    /// Starts it with these standard descriptors, after `in_child`, and does not wait until it runs, as the standard library
+    /// would: a command can stop all processes, also one that is not what it is to be yet, and must not so stop the agent.
+    ///
+    /// # Safety
+    ///
+    /// `in_child` runs between fork and exec: it makes only async-signal-safe calls.
+    unsafe fn start(&self, standard: [BorrowedFd<'_>; 3], mut in_child: impl FnMut()) -> io::Result<i32> {
+        let pointers = |texts: &[CString]| -> Vec<*const libc::c_char> {
+            texts
+                .iter()
+                .map(|text| text.as_ptr())
+                .chain([std::ptr::null()])
+                .collect()
+        };
+        let (arguments, environment) = (pointers(&self.arguments), pointers(&self.environment));
+        // SAFETY: the child makes only async-signal-safe calls, on memory prepared before, and never returns.
+        unsafe {
+            match libc::fork() {
+                -1 => Err(io::Error::last_os_error()),
+                0 => {
+                    // The standard three are open in the agent, so none of these is among them.
+                    for (number, descriptor) in (0..).zip(standard) {
+                        libc::dup2(descriptor.as_raw_fd(), number);
+                    }
+                    in_child();
+                    libc::execve(self.file.as_ptr(), arguments.as_ptr(), environment.as_ptr());
+                    libc::_exit(127)
+                }
+                pid => Ok(pid),
+            }
+        }
+    }
 }

@@ -10,17 +10,25 @@ use bytes::Bytes;
 use cli_mcp_sandbox::token::TokenDigest;
 use cli_mcp_sandbox::wire::CancelResponse;
 use http::header::ALLOW;
-use http::{HeaderMap, HeaderValue, Method, Request, StatusCode};
+use http::{HeaderValue, Method, Request, StatusCode};
 use http_body::Body;
 use tokio::sync::mpsc;
 
 pub use self::answer::AnswerBody;
 use self::answer::{Answer, Refused, STREAM_LINES, error, json, refusal, refused, stream, whole};
 use self::intake::{authenticate, json_body, one_authorization, read_body, wants_lines};
+use crate::connections::Standing;
 use crate::egress::Egress;
 use crate::metrics::Metrics;
 use crate::queue::{Queue, Refusal};
 use crate::request;
+
+/// A valid token has come over the connection of this request.
+fn note_standing<B>(request: &Request<B>) {
+    if let Some(standing) = request.extensions().get::<Standing>() {
+        standing.prove();
+    }
+}
 
 /// What the endpoints know.
 #[derive(Clone, Debug)]
@@ -110,8 +118,8 @@ impl Endpoints {
     }
 
     /// Checks the session's bearer token, in the contract's order.
-    fn authorize(&self, headers: &HeaderMap) -> Result<(), Refused> {
-        one_authorization(headers)?;
+    fn authorize<B>(&self, request: &Request<B>) -> Result<(), Refused> {
+        one_authorization(request.headers())?;
         let session = *self.session.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(session) = session else {
             return Err(refused(
@@ -119,11 +127,13 @@ impl Endpoints {
                 "this sandbox has no session yet: POST /assign first",
             ));
         };
-        authenticate(headers, &session)
+        authenticate(request.headers(), &session)?;
+        note_standing(request);
+        Ok(())
     }
 
     async fn exec<B: Body<Data = Bytes> + Unpin>(&self, request: Request<B>) -> Answer {
-        if let Err(answer) = self.authorize(request.headers()) {
+        if let Err(answer) = self.authorize(&request) {
             return *answer;
         }
         if let Some(reason) = self.egress.refusal() {
@@ -180,6 +190,7 @@ impl Endpoints {
         if let Err(answer) = authenticate(request.headers(), assign) {
             return *answer;
         }
+        note_standing(&request);
         let body = match json_body(request).await {
             Ok(body) => body,
             Err(answer) => return *answer,
@@ -208,7 +219,7 @@ impl Endpoints {
     }
 
     async fn cancel<B: Body<Data = Bytes> + Unpin>(&self, request: Request<B>) -> Answer {
-        if let Err(answer) = self.authorize(request.headers()) {
+        if let Err(answer) = self.authorize(&request) {
             return *answer;
         }
         match read_body(request.into_body()).await {

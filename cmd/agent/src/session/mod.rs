@@ -319,8 +319,10 @@ impl Session {
         if let Err(error) = offered {
             // Not even the line reached a shell that is about to end, or cannot be written to: nothing has run.
             tracing::debug!(%error, "The shell does not read");
-            shell.signal(Signal::SIGKILL);
-            shell.exit.wait().await;
+            if holder.alive() {
+                shell.signal(Signal::SIGKILL);
+                shell.exit.wait().await;
+            }
             self.shell = Some(shell);
             return Ok(Ran::Unread);
         }

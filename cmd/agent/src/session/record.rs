@@ -13,6 +13,7 @@ use crate::script::{self, Before, Nonce};
 use crate::shell::Answer;
 use crate::snapshot::may_change_state;
 use crate::stop::Scope;
+use crate::sys;
 
 /// How long a snapshot may take before it is given up.
 const SNAPSHOT_WAIT: Duration = Duration::from_secs(1);
@@ -29,6 +30,14 @@ enum Tried {
     Done,
     /// Its line was lost to what the last command left: an alias called like a keyword, a parser inside `[[`.
     LineLost,
+}
+
+/// Whether the user's own limit leaves a bash no room for a subshell: it would try for 15 s, and then wait for its jobs with
+/// the next list. Only what is sure counts; root is above this limit.
+fn has_no_room(bash: i32) -> bool {
+    let limit = |pid| sys::resource_limit(pid, sys::PROCESSES).map_or(u64::MAX, |(_, soft, _)| soft);
+    let lowered = limit(bash) < limit(0);
+    lowered && !sys::is_root() && usize::try_from(limit(bash)).is_ok_and(|limit| limit <= processes::table().len())
 }
 
 impl Session {
@@ -68,6 +77,9 @@ impl Session {
             self.snapshot_pause -= 1;
             return;
         }
+        if self.shell.as_ref().is_some_and(|shell| has_no_room(shell.pid)) {
+            return;
+        }
         if self.try_snapshot().await == Tried::LineLost {
             self.try_snapshot().await;
         }
@@ -92,7 +104,14 @@ impl Session {
         if shell.write(&line).is_err() {
             return Tried::Done;
         }
-        let mut answer = shell.answer_or_prompt(&nonce, Instant::now() + SNAPSHOT_WAIT).await;
+        let Some(mut answer) = shell.answer_of_subshell(&nonce, Instant::now() + SNAPSHOT_WAIT).await else {
+            self.snapshot_pause = SNAPSHOT_PAUSE;
+            if !shell.at_prompt() {
+                shell.signal(Signal::SIGKILL);
+                shell.exit.wait().await;
+            }
+            return Tried::Done;
+        };
         if answer == Answer::Nothing {
             self.snapshot_pause = SNAPSHOT_PAUSE;
             Scope {

@@ -52,11 +52,27 @@ impl Session {
         });
     }
 
+    /// Starts what is missing, once more where the holder broke off meanwhile: a command that ends all processes may have
+    /// met it before its end was seen.
     async fn start_what_is_missing(&mut self) -> Result<(), String> {
+        match self.try_to_start().await {
+            Err(reason) if !self.holder.as_ref().is_some_and(Holder::alive) => {
+                tracing::warn!(reason, "The descriptor holder broke off, starting another");
+                self.try_to_start().await
+            }
+            tried => tried,
+        }
+    }
+
+    async fn try_to_start(&mut self) -> Result<(), String> {
         let reason = |what: &str, error: &dyn std::fmt::Display| format!("{what}: {error}");
         if !self.holder.as_ref().is_some_and(Holder::alive) {
             self.pipes = None;
             let holder = Holder::start(&self.reaper).map_err(|error| reason("descriptor holder", &error))?;
+            if let Some(shell) = &mut self.shell {
+                let moved = shell.go_on_with(&holder).await;
+                moved.map_err(|error| reason("descriptor holder", &error))?;
+            }
             self.holder = Some(holder);
         }
         if self.shell.is_none() {

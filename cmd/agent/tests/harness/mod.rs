@@ -19,32 +19,36 @@ pub(crate) const TOKEN: &str = "test-session-token";
 /// Nothing takes this long unless it hangs.
 pub(crate) const GENEROUS: Duration = Duration::from_secs(90);
 
+const CONTAINED_USER: u32 = 1001;
+/// Starts a program as [`Setup::contained`] says.
+const CONTAINED: [&str; 11] = [
+    "unshare",
+    "--pid",
+    "--fork",
+    "--mount-proc",
+    "--kill-child",
+    "setpriv",
+    "--reuid=1001",
+    "--regid=1001",
+    "--clear-groups",
+    "--no-new-privs",
+    "--",
+];
+
 /// How to start an agent.
 pub(crate) struct Setup {
     environment: Vec<(String, String)>,
     home: Option<std::path::PathBuf>,
-    /// What starts the program, and its arguments.
-    starter: &'static [&'static str],
+    contained: bool,
 }
-
-/// Starts a program as process 1, as a container runtime does.
-const AS_PROCESS_1: &[&str] = &[
-    "unshare",
-    "--user",
-    "--map-root-user",
-    "--pid",
-    "--fork",
-    "--kill-child",
-    "--mount-proc",
-];
 
 /// A running agent; ended when dropped.
 pub(crate) struct Agent {
     child: Child,
+    pid: i32,
     pub(crate) address: SocketAddr,
     pub(crate) home: tempfile::TempDir,
     connection: std::cell::RefCell<Option<BufReader<TcpStream>>>,
-    is_process_1: bool,
 }
 
 /// An HTTP answer.
@@ -76,15 +80,33 @@ impl Setup {
         Self {
             environment: vec![("SANDBOX_AUTH_TOKEN".into(), TOKEN.into())],
             home: None,
-            starter: &[],
+            contained: false,
         }
+    }
+
+    /// An agent as a pod has it: the first process of its namespace, an ordinary user, and no way to gain privileges. None,
+    /// visibly, where this machine lets nobody start one.
+    pub(crate) fn contained() -> Option<Self> {
+        let [program, arguments @ ..] = CONTAINED;
+        let tried = Command::new(program)
+            .args(arguments)
+            .args([env!("CARGO_BIN_EXE_agent"), "--version"])
+            .output();
+        if tried.is_ok_and(|tried| tried.status.success()) {
+            return Some(Self {
+                contained: true,
+                ..Self::new()
+            });
+        }
+        eprintln!("SKIPPED: no program can be started in a namespace of its own as another user");
+        None
     }
 
     pub(crate) fn unassigned() -> Self {
         Self {
             environment: Vec::new(),
             home: None,
-            starter: &[],
+            contained: false,
         }
     }
 
@@ -96,20 +118,6 @@ impl Setup {
     pub(crate) fn home(mut self, home: &Path) -> Self {
         self.home = Some(home.to_owned());
         self
-    }
-
-    /// Makes the agent process 1 of a pid namespace. None, said aloud, where this machine lets nobody make one.
-    pub(crate) fn in_own_namespace(mut self) -> Option<Self> {
-        let [program, arguments @ ..] = AS_PROCESS_1 else {
-            return None;
-        };
-        let tried = Command::new(program).args(arguments).arg("true").output();
-        if !tried.as_ref().is_ok_and(|output| output.status.success()) {
-            eprintln!("SKIPPED: no pid namespace can be made here: {tried:?}");
-            return None;
-        }
-        self.starter = AS_PROCESS_1;
-        Some(self)
     }
 
     pub(crate) fn start(self) -> Agent {
@@ -125,9 +133,17 @@ impl Setup {
         let home = tempfile::tempdir().unwrap();
         let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
         let address = SocketAddr::from(([127, 0, 0, 1], port));
-        let program = [self.starter, &[env!("CARGO_BIN_EXE_agent")]].concat();
-        let child = Command::new(program[0])
-            .args(&program[1..])
+        let program = env!("CARGO_BIN_EXE_agent");
+        let mut command = if self.contained {
+            std::os::unix::fs::chown(home.path(), Some(CONTAINED_USER), Some(CONTAINED_USER)).unwrap();
+            let [first, arguments @ ..] = CONTAINED;
+            let mut command = Command::new(first);
+            command.args(arguments).arg(program);
+            command
+        } else {
+            Command::new(program)
+        };
+        let child = command
             .env_clear()
             .env("PATH", path())
             .env("HOME", self.home.as_deref().unwrap_or(home.path()))
@@ -140,15 +156,20 @@ impl Setup {
             .spawn()
             .unwrap();
         let mut agent = Agent {
+            pid: i32::try_from(child.id()).unwrap(),
             child,
             address,
             home,
             connection: Default::default(),
-            is_process_1: !self.starter.is_empty(),
         };
         let mut output = agent.child.stdout.take().unwrap();
         std::thread::spawn(move || std::io::copy(&mut output, &mut std::io::sink()));
         until("the agent listens", || TcpStream::connect(address).is_ok());
+        if self.contained {
+            let parent = agent.pid;
+            let found = table().into_iter().find(|(_, ppid, _)| *ppid == parent);
+            agent.pid = found.expect("the agent is below the program that contains it").0;
+        }
         agent
     }
 }
@@ -159,7 +180,7 @@ impl Agent {
     }
 
     pub(crate) fn pid(&self) -> i32 {
-        i32::try_from(self.child.id()).unwrap()
+        self.pid
     }
 
     /// Sends a request over the kept connection.
@@ -313,8 +334,7 @@ impl Agent {
     }
 
     pub(crate) fn terminate(&self) {
-        // What makes a namespace goes by no other signal, and takes the agent with it.
-        signal(self.pid(), if self.is_process_1 { "KILL" } else { "TERM" });
+        signal(self.pid(), "TERM");
     }
 
     pub(crate) fn wait(&mut self) -> std::process::ExitStatus {

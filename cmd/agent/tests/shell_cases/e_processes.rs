@@ -303,7 +303,7 @@ fn no_trap_that_a_call_sets_by_other_means_runs_its_list_on() {
 
 #[test]
 fn too_many_processes_are_ended_before_they_fill_the_sandbox() {
-    let Some(setup) = Setup::new().in_own_namespace() else {
+    let Some(setup) = Setup::contained() else {
         return;
     };
     let agent = setup.env("SANDBOX_MAX_PROCESSES", "150").start();

@@ -263,11 +263,157 @@ fn case_099_bad_requests() {
 fn the_holder_can_be_killed() {
     let agent = Agent::start();
     agent.out("K=1; cd /usr");
-    agent.out("for p in /proc/[0-9]*; do [[ $(tr '\\0' ' ' <$p/cmdline) == *descriptor-holder* && $(cut -d' ' -f4 $p/stat) == $PPID ]] && kill -9 ${p#/proc/}; done; true");
+    agent.out(FIND_HOLDER);
+    agent.out("kill -9 $holder");
     let result = agent.run("echo $K $PWD");
     assert_eq!(result.stdout, "1 /usr\n", "{result:?}");
     assert_eq!(agent.run("exit 3").exit_code, 3);
     assert_eq!(agent.run("echo $K $PWD").stdout, "1 /usr\n");
+}
+
+/// The shell's variable `holder` is then the process id of the descriptor holder.
+const FIND_HOLDER: &str =
+    "for p in $(</proc/$PPID/task/$PPID/children); do [[ $p == $$ ]] || holder=$p; done; [[ -n $holder ]]";
+
+#[test]
+fn a_stopped_holder_holds_up_no_call() {
+    let agent = Agent::start();
+    agent.out(FIND_HOLDER);
+    agent.out("X=1; kill -STOP $holder");
+    let result = agent.run("echo $X");
+    assert_eq!((result.stdout.as_str(), result.session_reset), ("1\n", None));
+    // Let go on, it is stopped again and again.
+    agent.out("while kill -STOP $holder 2>/dev/null; do :; done & true");
+    for _ in 0..2 {
+        assert_eq!(agent.run("echo $X").stdout, "1\n");
+    }
+    let Some(setup) = Setup::contained() else { return };
+    let agent = setup.start();
+    agent.out("X=1; kill -STOP -1; echo stopped");
+    assert_eq!(agent.run("echo $X").stdout, "1\n");
+}
+
+#[test]
+fn a_job_that_stops_everything_again_and_again_leaves_the_agent_answering() {
+    let Some(setup) = Setup::contained() else { return };
+    let agent = setup.start();
+    agent.out("(until [[ -e go ]]; do sleep 0.05; done; while :; do kill -STOP -1; done) & true");
+    for command in ["touch go; sleep 99", "kill -9 $$", "echo a", "echo b"] {
+        let answer = agent.exec_body(&json!({"command": command, "timeout": 1}));
+        assert!([200, 503].contains(&answer.status), "{command}: {answer:?}");
+        assert_ne!(agent.request("GET", "/metrics", &[], b"").body, b"", "{command}");
+    }
+}
+
+#[test]
+fn a_holder_that_breaks_off_is_replaced_at_once() {
+    let Some(setup) = Setup::contained() else { return };
+    let agent = setup.start();
+    agent.out("X=1");
+    for round in 0..20 {
+        assert_eq!(agent.out("kill -9 -1; echo ended"), "ended\n", "round {round}");
+        assert_eq!(agent.out("echo $X"), "1\n", "round {round}");
+    }
+    // The shell goes on with the other holder: its state is on record again.
+    agent.out("X=2");
+    assert_eq!(agent.run("exit 3").exit_code, 3);
+    assert_eq!(agent.run("echo $X").stdout, "2\n");
+}
+
+#[test]
+fn a_shell_that_is_traced_can_be_replaced() {
+    if !installed("python3") {
+        return;
+    }
+    let agent = Agent::start();
+    let attach = "import ctypes, os, sys, time\nwhile not os.path.exists('go'): time.sleep(0.01)\n\
+        ctypes.CDLL(None).ptrace(16, int(sys.argv[1]), None, None)\ntime.sleep(600)";
+    agent.out(&format!("X=1; setsid python3 -c \"{attach}\" $$ & true"));
+    assert_eq!(agent.run_for(1, "touch go; sleep 100").exit_code, 124);
+    assert_eq!(agent.run("echo $X").stdout, "1\n");
+}
+
+#[test]
+fn idle_connections_take_no_place_from_others() {
+    let agent = Agent::start();
+    agent.out("X=1");
+    let idle: Vec<_> = (0..600).map(|_| agent.connect()).collect();
+    let mut probe = agent.connect();
+    probe.get_ref().set_read_timeout(Some(GENEROUS)).unwrap();
+    send(probe.get_mut(), "GET", "/health", &[], b"");
+    assert_eq!(receive(&mut probe).expect("the probe is answered").status, 200);
+    assert_eq!(agent.cancel()["cancelled"], false);
+    assert_eq!(agent.out("echo $X"), "1\n", "the kept connection has shown a token");
+    drop(idle);
+}
+
+#[test]
+fn commands_leave_the_agents_own_processes_alone() {
+    let Some(setup) = Setup::contained() else { return };
+    let agent = setup.start();
+    let limits = || std::fs::read_to_string(format!("/proc/{}/limits", agent.pid())).unwrap();
+    let before = limits();
+    agent.out(FIND_HOLDER);
+    for command in [
+        "prlimit --pid 1 --nofile=3:3",
+        "prlimit --pid 1 --nproc=0:0",
+        "prlimit --pid 1 --as=1000:1000",
+        "prlimit --pid 1 --cpu=1:1",
+        "prlimit --pid $holder --nofile=3:3",
+        "renice -n 19 -p 1",
+        "renice -n 19 -u 1001",
+        "chrt --idle -p 0 1",
+        "taskset -p 1 1",
+        "ionice -c 3 -p 1",
+        "kill -TERM 1",
+        "kill -STOP $holder",
+        "kill -KILL -- -$holder",
+    ] {
+        let result = agent.run(command);
+        assert_ne!(result.exit_code, 0, "{command}");
+        let said = result.stderr.to_lowercase();
+        assert!(said.contains("not permitted"), "{command}: {result:?}");
+    }
+    assert_eq!(limits(), before);
+    // What is a command's own it may do as before.
+    for command in [
+        "prlimit --pid $$ --core=0:0",
+        "sleep 9 & renice -n 19 -p $!",
+        "sleep 99 & kill $!; wait $!; [[ $? == 143 ]]",
+        "timeout 0.1 sleep 99; [[ $? == 124 ]]",
+        "(ulimit -n 20)",
+    ] {
+        agent.out(command);
+    }
+}
+
+#[test]
+fn no_full_queue_of_signals_hides_a_sender() {
+    if !installed("python3") {
+        return;
+    }
+    // Beyond a user's limit a signal comes without its sender, as one from outside the sandbox does.
+    let send = "import ctypes, os, signal, sys\nlibc = ctypes.CDLL(None)\nsignal.pthread_sigmask(signal.SIG_BLOCK, [40])\n\
+        while libc.sigqueue(os.getpid(), 40, 0) == 0: pass\nlibc.sigqueue(int(sys.argv[1]), signal.SIGTERM, 0)";
+    for setup in [Some(Setup::new()), Setup::contained()].into_iter().flatten() {
+        let mut agent = setup.start();
+        let result = agent.run(&format!("python3 -c '{send}' $PPID; sleep 0.3; echo alive"));
+        assert_eq!(result.stdout, "alive\n", "{result:?}");
+        assert_eq!(agent.run("echo again").stdout, "again\n");
+        agent.terminate();
+        assert!(agent.wait().success(), "one from outside counts");
+    }
+}
+
+#[test]
+fn a_limit_that_leaves_no_room_for_a_subshell_holds_up_no_call() {
+    for trap in ["", "trap 'echo caught' INT; "] {
+        let Some(setup) = Setup::contained() else { return };
+        let agent = setup.start();
+        // Bash goes on trying for 15 s before it gives a subshell up.
+        agent.out(&format!("{trap}(sleep 10; touch late) & ulimit -u 1"));
+        assert_eq!(agent.out("[[ -e late ]] || echo soon"), "soon\n", "{trap}");
+    }
 }
 
 #[test]

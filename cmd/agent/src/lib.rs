@@ -24,6 +24,7 @@ pub mod queue;
 pub mod reaper;
 pub mod request;
 pub(crate) mod running;
+pub mod scope;
 pub mod script;
 pub mod server;
 pub mod session;

@@ -262,26 +262,32 @@ impl Shell {
         self.noise.clear();
     }
 
-    /// Whether bash waits for input of its own again: during a call descriptor 0 is `/dev/null`. A bash that only got no
-    /// processor yet is not asleep, or has its line still to read; one that waits for a child of the line's does not read.
+    /// Whether bash is outside of any command: during a call descriptor 0 is `/dev/null`, and else where its lines come from.
     #[must_use]
-    pub fn at_prompt(&self) -> bool {
+    pub fn reads_own_lines(&self) -> bool {
         let link = |path: String| std::fs::read_link(path).ok();
         let control = link(format!("/proc/self/fd/{}", self.control.as_raw_fd()));
-        let waits = control.is_some() && link(format!("/proc/{}/fd/0", self.pid)) == control;
+        control.is_some() && link(format!("/proc/{}/fd/0", self.pid)) == control
+    }
+
+    /// Whether bash waits for input of its own again. A bash that only got no processor yet is not asleep, or has its line
+    /// still to read; one that waits for a child of the line's does not read.
+    #[must_use]
+    pub fn at_prompt(&self) -> bool {
         let reads = || {
             processes::reads_descriptor_0(self.pid).unwrap_or_else(|| match processes::children(self.pid) {
                 Some(children) => children.is_empty(),
                 None => processes::table().iter().all(|process| process.parent != self.pid),
             })
         };
-        waits
+        self.reads_own_lines()
             && sys::readable_bytes(self.control.as_fd()) == 0
             && processes::process(self.pid).is_some_and(|bash| bash.state == b'S')
             && reads()
     }
 
-    /// Reads what the status pipe holds, without waiting, and looks for the status of `nonce`.
+    /// Reads what the status pipe holds, without waiting, and looks for the status of `nonce`. No more than a part of what is
+    /// kept of noise: a job may write there faster than it can be read.
     pub fn poll_status(&mut self, nonce: &Nonce) -> Option<Status> {
         let Self { status, noise, .. } = self;
         status.read_waiting(&mut [0; 4096], |bytes| hear(noise, bytes));

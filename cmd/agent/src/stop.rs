@@ -4,22 +4,27 @@
 //! Everything is frozen first. SIGINT then ends the list only when bash sees its foreground child die of it and has no
 //! trap for it; so bash stays frozen until that death is certain. In every other shape the shell is given up: it may save
 //! its state and ends, and the caller restores another from it.
+//!
+//! A child that ignores SIGINT may be a job in the background, which bash starts so without job control, or what it waits for
+//! in the foreground: nothing outside bash tells. So none of them is ended, nor woken, before bash is at its prompt. Where
+//! that does not come to pass, bash waits for one of them, and its list would go on with its end.
+//!
+//! What runs outside the command, before and after it, are the agent's own lines, which an interrupt would tear: they are
+//! let run to their end.
 
-use std::collections::{BTreeSet, HashSet};
 use std::time::Duration;
 
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
+use nix::sys::signal::Signal;
+use nix::unistd::{Pid, getpgid, getsid};
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::patience::Patience;
-use crate::processes::{self, Disposition, Identity, Process, Roots};
+use crate::processes::{self, Disposition, Identity, Process};
 use crate::reaper::ExitCode;
+use crate::scope::{Frozen, Scope, send};
 use crate::script::{self, Nonce, Status};
 use crate::shell::{Answer, Shell};
 
-/// Rounds of freezing: each finds what was forked before its parent stood still.
-const FREEZE_ROUNDS: usize = 100;
 /// How often a program that handles SIGINT is asked, and how long it has each time.
 const INTERRUPTS: usize = 3;
 const INTERRUPT_WAIT: Duration = Duration::from_millis(100);
@@ -31,11 +36,13 @@ const PROMPT_WAIT: Duration = Duration::from_millis(500);
 const PROMPT_WORK: Duration = Duration::from_millis(30);
 /// How often a bash is looked at while something is expected of it.
 const PROMPT_LOOK: Duration = Duration::from_millis(20);
+/// How often in a row an interrupted bash is seen to wait for a child before that counts as its answer.
+const LOOKS_AT_WAIT: usize = 3;
 /// How long a bash that must go may take to begin to save its state, and then to end.
 const SAVE_BEGIN: Duration = Duration::from_secs(1);
 const SAVE_WAIT: Duration = Duration::from_secs(3);
-/// How long killed processes may take to be gone; one in an uninterruptible sleep takes longer, and is left to the kernel.
-const KILL_WAIT: Duration = Duration::from_secs(2);
+/// How long bash may take to what comes next in a line of the agent's own.
+const OWN_LINE_WAIT: Duration = Duration::from_secs(1);
 /// How often, and for how long, a bash that is between two steps is given time to take the next.
 const BETWEEN_TRIES: usize = 8;
 const BETWEEN_WAIT: Duration = Duration::from_millis(5);
@@ -62,82 +69,51 @@ enum GivenUp {
     InterruptIsNoEnd,
     /// Its child did not end by SIGINT.
     ChildGoesOn,
+    /// It waits for a child that ignores SIGINT, or may.
+    ChildIgnoresIt,
+    /// The command has stopped it where it may take SIGINT for a child's.
+    Stopped,
     /// It did not come back to its prompt.
     NoPrompt,
 }
 
-/// Which processes are whose.
-#[derive(Clone, Copy, Debug)]
-pub struct Scope<'a> {
-    /// The agent's own side of the tree.
-    pub roots: Roots,
-    /// What was there before the call.
-    pub earlier: &'a HashSet<Identity>,
+/// Where bash stands.
+enum Stand {
+    /// Inside the command, frozen with all that it has started.
+    Inside(Vec<Frozen>),
+    /// Outside, or no longer there.
+    Outside(Answer),
 }
 
-impl Scope<'_> {
-    /// What the call has started and is still alive.
-    #[must_use]
-    pub fn alive(&self) -> Vec<Process> {
-        let mut found = processes::of_call(&processes::table(), self.roots, self.earlier);
-        found.retain(|process| !process.ended());
-        found
-    }
-
-    /// Kills what the call has started, until nothing is left.
-    pub async fn kill_all(&self) {
-        let deadline = Instant::now() + KILL_WAIT;
-        loop {
-            let alive = self.alive();
-            for process in &alive {
-                send(process.identity.pid, Signal::SIGKILL);
-            }
-            if alive.is_empty() || Instant::now() > deadline {
-                return;
-            }
-            sleep(STEP).await;
-        }
-    }
-
-    /// Ends what the call has started, also where that forks faster than it can be killed; says how many there were.
-    pub async fn clear(&self) -> usize {
-        let frozen = self.freeze().len();
-        self.kill_all().await;
-        frozen
-    }
-
-    /// Stops every process of the call where it stands.
-    fn freeze(&self) -> Vec<Process> {
-        let mut frozen = BTreeSet::new();
-        for _ in 0..FREEZE_ROUNDS {
-            let alive = self.alive();
-            let before = frozen.len();
-            for process in &alive {
-                if frozen.insert(process.identity) {
-                    send(process.identity.pid, Signal::SIGSTOP);
-                }
-            }
-            if frozen.len() == before {
-                return alive;
-            }
-        }
-        self.alive()
-    }
-}
-
-fn send(pid: i32, signal: Signal) {
-    // Gone already is as good.
-    let _ = kill(Pid::from_raw(pid), signal);
-}
-
-/// The child whose end bash waits for, as far as it can be told: the last one started that does not ignore SIGINT, as
-/// background jobs do where job control is off.
-fn foreground(frozen: &[(Process, Disposition)], bash: i32) -> Option<Process> {
+/// The child whose end bash waits for, as far as it can be told: the last one started that does not ignore SIGINT.
+fn foreground(frozen: &[Frozen], bash: i32) -> Option<Frozen> {
     frozen
         .iter()
-        .filter(|(process, disposition)| process.parent == bash && *disposition != Disposition::Ignored)
-        .map(|(process, _)| *process)
-        .max_by_key(|process| process.identity)
+        .filter(|frozen| frozen.process.parent == bash && frozen.interrupt != Disposition::Ignored)
+        .max_by_key(|frozen| frozen.process.identity)
+        .copied()
+}
+
+/// The children of bash of which nothing tells whether it waits for them.
+fn heedless(frozen: &[Frozen], bash: i32) -> Vec<Identity> {
+    frozen
+        .iter()
+        .filter(|frozen| frozen.process.parent == bash && frozen.interrupt == Disposition::Ignored)
+        .map(|frozen| frozen.process.identity)
+        .collect()
+}
+
+fn has_child_but(scope: Scope<'_>, bash: i32, known: &[Identity]) -> bool {
+    let alive = scope.alive();
+    alive
+        .iter()
+        .any(|process| process.parent == bash && !known.contains(&process.identity))
+}
+
+/// Whether a child may be a job of a bash that minds jobs: such a bash goes on with its list when it sees one stand.
+fn may_be_a_job(child: Identity, bash: i32) -> bool {
+    let of = |pid: i32| Some(Pid::from_raw(pid));
+    getsid(of(child.pid)) == getsid(of(bash)) && getpgid(of(child.pid)) != getpgid(of(bash))
 }
 
 /// Whether a child has died of SIGINT, has ended otherwise, or lives.
@@ -149,37 +125,57 @@ fn end_of(child: Process) -> Option<bool> {
     }
 }
 
-/// Ends the running call. `trapped`: SIGINT may run a trap of the user's, so it must not be sent.
-pub async fn stop(shell: &mut Shell, scope: Scope<'_>, trapped: bool) -> Outcome {
+/// Ends the running call, whose status comes with `call`. `trapped`: SIGINT may run a trap of the user's, so it must not be
+/// sent.
+pub async fn stop(shell: &mut Shell, scope: Scope<'_>, trapped: bool, call: &Nonce) -> Outcome {
     let nonce = Nonce::new();
     let hazards = shell.hazards.clone();
     let quiet = hazards.aliased_keywords;
     let mut waits = 0;
+    let mut reason = GivenUp::NoPrompt;
     for attempt in 0..ATTEMPTS {
-        let interrupted = match freeze_at_a_step(shell, scope, trapped).await {
-            Ok(frozen) => interrupt_children(shell, scope, &frozen).await,
-            Err(reason) => Err(reason),
+        let awaited = if attempt == 0 { call } else { &nonce };
+        let (frozen, mut answered) = match freeze_at_a_step(shell, scope, trapped, awaited).await {
+            Ok(Stand::Inside(frozen)) => (frozen, Answer::Nothing),
+            Ok(Stand::Outside(answer)) => (Vec::new(), answer),
+            Err(reason) => {
+                scope.kill_all().await;
+                return lost(shell, reason);
+            }
         };
-        if let Err(reason) = interrupted {
-            scope.kill_all().await;
-            return lost(shell, reason);
-        }
-        if attempt == 0 {
-            shell.forget_noise();
-        }
-        let had_run = has_run(shell.pid);
-        shell.signal(Signal::SIGINT);
-        shell.signal(Signal::SIGCONT);
-        if attempt == 0 {
-            // With `errexit` an interrupt ends the shell, which saves its state on the way out: then nobody reads this.
-            if let Err(error) = shell.write(&script::probe(&nonce, &hazards, quiet)) {
-                tracing::debug!(%error, "The interrupted shell does not read");
+        let heedless = heedless(&frozen, shell.pid);
+        if answered == Answer::Nothing {
+            if let Err(reason) = interrupt_children(shell, scope, &frozen, &heedless).await {
+                scope.kill_all().await;
+                return lost(shell, reason);
+            }
+            if attempt == 0 {
+                shell.forget_noise();
+            }
+            let had_run = has_run(shell.pid);
+            shell.signal(Signal::SIGINT);
+            shell.signal(Signal::SIGCONT);
+            if attempt == 0 {
+                // With `errexit` an interrupt ends the shell, which saves its state on the way out: then nobody reads this.
+                if let Err(error) = shell.write(&script::probe(&nonce, &hazards, quiet)) {
+                    tracing::debug!(%error, "The interrupted shell does not read");
+                }
+            }
+            answered = answer(shell, &nonce, had_run, !heedless.is_empty()).await;
+            // A bash that has just collected a child takes the interrupt for the child's, and goes on with its list.
+            if answered == Answer::Nothing && !goes_on(shell.pid, had_run) {
+                waits += 1;
+                let waits_for_other = || has_child_but(scope, shell.pid, &heedless);
+                if !heedless.is_empty() && !waits_for_other() {
+                    reason = GivenUp::ChildIgnoresIt;
+                    break;
+                }
             }
         }
-        match answer(shell, &nonce, had_run).await {
+        match answered {
             Answer::Status(mut status) => {
                 scope.kill_all().await;
-                if quiet {
+                if quiet && status.aliases.is_none() {
                     status.aliases = shell.before.aliases;
                 }
                 return Outcome::Kept(status);
@@ -188,28 +184,33 @@ pub async fn stop(shell: &mut Shell, scope: Scope<'_>, trapped: bool) -> Outcome
                 scope.kill_all().await;
                 return Outcome::Ended(code);
             }
-            // A bash that has just collected a child takes the interrupt for the child's, and goes on with its list.
             Answer::Nothing => {
                 tracing::debug!(attempt, "The interrupted shell did not come back to its prompt");
-                waits += usize::from(!goes_on(shell.pid, had_run));
                 if waits == WAITS {
                     break;
                 }
             }
         }
     }
-    let outcome = lost(shell, GivenUp::NoPrompt);
+    let outcome = lost(shell, reason);
     shell.signal(Signal::SIGSTOP);
+    stand_still(shell.pid).await;
     scope.kill_all().await;
     outcome
 }
 
-/// Ends what a frozen bash waits for, and leaves the bash where SIGINT ends its list; else says why that cannot be.
-async fn interrupt_children(shell: &Shell, scope: Scope<'_>, frozen: &[(Process, Disposition)]) -> Result<(), GivenUp> {
-    let foreground = foreground(frozen, scope.roots.bash);
-    let ended_by_interrupt = interrupt(frozen, foreground).await;
+/// Ends what a frozen bash may wait for by SIGINT, and all else but the `heedless`; leaves the bash where SIGINT ends its
+/// list. Else says why that cannot be.
+async fn interrupt_children(
+    shell: &Shell,
+    scope: Scope<'_>,
+    frozen: &[Frozen],
+    heedless: &[Identity],
+) -> Result<(), GivenUp> {
+    let foreground = foreground(frozen, shell.pid);
+    let ended_by_interrupt = interrupt(frozen, foreground.map(|child| child.process)).await;
     tracing::debug!(?frozen, ended_by_interrupt, "Interrupted the call");
-    scope.kill_all().await;
+    scope.kill_all_but(heedless).await;
     if !ended_by_interrupt {
         return Err(GivenUp::ChildGoesOn);
     }
@@ -237,15 +238,25 @@ async fn leave_wait(shell: &Shell) {
     }
 }
 
-/// Waits for the status that the interrupted shell was asked for; no longer than until its list is seen to go on.
-async fn answer(shell: &mut Shell, nonce: &Nonce, had_run: Duration) -> Answer {
+/// Waits for the status that the interrupted shell was asked for; no longer than until its list is seen to go on, or it is
+/// seen to wait on for a child of those that it still has, where it `has_children`.
+async fn answer(shell: &mut Shell, nonce: &Nonce, had_run: Duration, has_children: bool) -> Answer {
     let mut patience = Patience::new(shell.pid, PROMPT_WAIT);
+    let mut waits = 0;
     loop {
-        match shell.answer(nonce, Instant::now() + PROMPT_LOOK).await {
-            Answer::Nothing if !patience.is_over() && !goes_on(shell.pid, had_run) => {}
-            answer => return answer,
+        let answer = shell.answer(nonce, Instant::now() + PROMPT_LOOK).await;
+        waits = if sleeps_in_wait(shell.pid) { waits + 1 } else { 0 };
+        let waits_on = has_children && waits == LOOKS_AT_WAIT;
+        if answer != Answer::Nothing || patience.is_over() || waits_on || goes_on(shell.pid, had_run) {
+            return answer;
         }
     }
+}
+
+/// Whether a process sleeps in `wait4(2)`: then it has handled what signals it was sent.
+fn sleeps_in_wait(pid: i32) -> bool {
+    processes::process(pid).is_some_and(|process| process.state == b'S')
+        && processes::waits_for_children(pid) == Some(true)
 }
 
 fn has_run(pid: i32) -> Duration {
@@ -280,45 +291,84 @@ pub async fn end(shell: &mut Shell, scope: Scope<'_>, silent: bool) {
     scope.kill_all().await;
 }
 
-/// Stops bash and the call's processes, and notes what each does with SIGINT.
-async fn freeze_with_dispositions(shell: &Shell, scope: Scope<'_>) -> Vec<(Process, Disposition)> {
-    shell.signal(Signal::SIGSTOP);
-    stand_still(shell.pid).await;
-    let with_disposition = |process: Process| (process, processes::interrupt_disposition(process.identity.pid));
-    scope.freeze().into_iter().map(with_disposition).collect()
-}
-
 /// Stops bash and the call's processes where it can be told what bash does. Between fork and exec a child still has bash's
 /// own handler; and a bash that has just collected a child takes an interrupt for one that the child has handled, and goes on
-/// with its list. A moment later it is at its next step. One that SIGINT would not end is not let go on.
+/// with its list. A moment later it is at its next step. One that SIGINT would not end is not let go on, nor is what the
+/// command itself has stopped.
 async fn freeze_at_a_step(
-    shell: &Shell,
+    shell: &mut Shell,
     scope: Scope<'_>,
     trapped: bool,
-) -> Result<Vec<(Process, Disposition)>, GivenUp> {
-    let bash = scope.roots.bash;
+    awaited: &Nonce,
+) -> Result<Stand, GivenUp> {
+    let bash = shell.pid;
     let mut waits = false;
-    for _ in 0..BETWEEN_TRIES {
-        let frozen = freeze_with_dispositions(shell, scope).await;
+    let mut outside_in_vain = false;
+    let mut tries = 0;
+    loop {
+        let stood = processes::process(bash).is_some_and(|process| process.stands());
+        shell.signal(Signal::SIGSTOP);
+        stand_still(bash).await;
+        if !outside_in_vain && shell.reads_own_lines() {
+            shell.signal(Signal::SIGCONT);
+            match leave_own_line(shell, awaited).await {
+                Answer::Nothing => outside_in_vain = shell.reads_own_lines(),
+                answer => return Ok(Stand::Outside(answer)),
+            }
+            continue;
+        }
+        let frozen = scope.freeze();
         if trapped || processes::interrupt_disposition(bash) == Disposition::Ignored {
             return Err(GivenUp::InterruptIsNoEnd);
         }
+        let heedless = heedless(&frozen, bash);
+        if heedless.iter().any(|child| may_be_a_job(*child, bash)) {
+            return Err(GivenUp::ChildIgnoresIt);
+        }
+        let collects = has_uncollected_child(bash);
+        if stood {
+            return if collects {
+                Err(GivenUp::Stopped)
+            } else {
+                Ok(Stand::Inside(frozen))
+            };
+        }
         let between = match foreground(&frozen, bash) {
-            Some(child) => is_copy_of(child, bash),
+            Some(child) => !child.stood && is_copy_of(child.process, bash),
             // Its `wait4(2)` goes on, or has come back with a child.
             None => !waits && processes::waits_for_children(bash) == Some(true),
         };
-        if !between && !has_uncollected_child(bash) {
-            return Ok(frozen);
+        if !(between || collects) || tries == BETWEEN_TRIES {
+            return Ok(Stand::Inside(frozen));
         }
-        for (process, _) in &frozen {
-            send(process.identity.pid, Signal::SIGCONT);
-        }
-        shell.signal(Signal::SIGCONT);
+        tries += 1;
+        let_go_on(shell, &frozen, &heedless);
         sleep(BETWEEN_WAIT).await;
         waits = comes_to_wait(bash).await;
     }
-    Ok(freeze_with_dispositions(shell, scope).await)
+}
+
+/// Lets all go on that the agent has stopped, but for the children whose end may be what bash waits for.
+fn let_go_on(shell: &Shell, frozen: &[Frozen], heedless: &[Identity]) {
+    for frozen in frozen.iter().filter(|frozen| !frozen.stood) {
+        if !heedless.contains(&frozen.process.identity) {
+            send(frozen.process.identity.pid, Signal::SIGCONT);
+        }
+    }
+    shell.signal(Signal::SIGCONT);
+}
+
+/// Waits for the answer of a bash in a line of the agent's own, or until it has left that for the command.
+async fn leave_own_line(shell: &mut Shell, awaited: &Nonce) -> Answer {
+    let mut patience = Patience::new(shell.pid, OWN_LINE_WAIT);
+    loop {
+        // What has broken its line leaves it at its prompt without an answer.
+        let in_vain = patience.is_over() || shell.at_prompt();
+        let answer = shell.answer(awaited, Instant::now() + STEP).await;
+        if answer != Answer::Nothing || in_vain || !shell.reads_own_lines() {
+            return answer;
+        }
+    }
 }
 
 fn has_uncollected_child(pid: i32) -> bool {
@@ -367,14 +417,14 @@ fn lost(shell: &Shell, reason: GivenUp) -> Outcome {
 }
 
 /// Lets the call's processes die of SIGINT, and tells whether bash's foreground child did.
-async fn interrupt(frozen: &[(Process, Disposition)], foreground: Option<Process>) -> bool {
+async fn interrupt(frozen: &[Frozen], foreground: Option<Process>) -> bool {
     for attempt in 0..INTERRUPTS {
-        for (process, disposition) in frozen {
+        for frozen in frozen {
             // What ignores it stays frozen until it is killed; the others die, or run their handler, as they wake.
-            if *disposition != Disposition::Ignored {
-                send(process.identity.pid, Signal::SIGINT);
+            if frozen.interrupt != Disposition::Ignored {
+                send(frozen.process.identity.pid, Signal::SIGINT);
                 if attempt == 0 {
-                    send(process.identity.pid, Signal::SIGCONT);
+                    send(frozen.process.identity.pid, Signal::SIGCONT);
                 }
             }
         }
@@ -396,23 +446,29 @@ mod tests {
 
     #[test]
     fn the_last_child_that_minds_interrupts_is_in_the_foreground() {
-        let process = |pid: i32, parent: i32| Process {
-            identity: Identity {
-                pid,
-                start: u64::try_from(pid).unwrap(),
+        let frozen = |pid: i32, parent: i32, interrupt| Frozen {
+            process: Process {
+                identity: Identity {
+                    pid,
+                    start: u64::try_from(pid).unwrap(),
+                },
+                parent,
+                state: b'T',
+                wait_status: 0,
+                has_run: Duration::ZERO,
             },
-            parent,
-            state: b'T',
-            wait_status: 0,
-            has_run: Duration::ZERO,
+            interrupt,
+            stood: false,
         };
-        let frozen = [
-            (process(10, 3), Disposition::Default),
-            (process(11, 3), Disposition::Caught),
-            (process(12, 3), Disposition::Ignored),
-            (process(13, 11), Disposition::Default),
+        let all = [
+            frozen(10, 3, Disposition::Default),
+            frozen(11, 3, Disposition::Caught),
+            frozen(12, 3, Disposition::Ignored),
+            frozen(13, 11, Disposition::Default),
+            frozen(14, 11, Disposition::Ignored),
         ];
-        assert_eq!(foreground(&frozen, 3).unwrap().identity.pid, 11);
-        assert_eq!(foreground(&frozen[2..], 3), None);
+        assert_eq!(foreground(&all, 3).unwrap().process.identity.pid, 11);
+        assert!(foreground(&all[2..], 3).is_none());
+        assert_eq!(heedless(&all, 3), [all[2].process.identity]);
     }
 }

@@ -174,6 +174,6 @@ proptest::proptest! {
             let _ = (state.hazards(), state.restore_script(&[], ""), snapshot::may_change_state("x", &state));
         }
         let text = String::from_utf8_lossy(&bytes);
-        let _ = snapshot::may_set_traps(&text);
+        let _ = snapshot::may_set_traps(&text, &snapshot::Snapshot::default());
     }
 }

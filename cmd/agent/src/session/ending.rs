@@ -9,9 +9,11 @@ use crate::pipes::CallPipes;
 use crate::processes::{self, Roots};
 use crate::reaper::ExitCode;
 use crate::running::End;
+use crate::scope::Scope;
+use crate::script::Nonce;
 use crate::shell::Shell;
 use crate::snapshot::{Snapshot, may_set_traps};
-use crate::stop::{self, Outcome, Scope};
+use crate::stop::{self, Outcome};
 
 impl Session {
     /// Takes the shell of a call back, with what is left to do about the way it ended. False when bash is sure never to
@@ -23,6 +25,7 @@ impl Session {
         end: &End,
         exit_code: ExitCode,
         command: &str,
+        nonce: &Nonce,
     ) -> bool {
         let roots = Roots {
             bash: shell.pid,
@@ -57,9 +60,9 @@ impl Session {
             End::Shell(_) => self.shell = Some(shell),
             End::Deadline | End::Cancelled | End::Crowded { .. } => {
                 let state = self.state.as_ref();
-                let trapped = may_set_traps(command)
-                    || state.is_some_and(|state| state.traps_interrupt() || state.may_set_traps());
-                match stop::stop(&mut shell, scope, trapped).await {
+                let may_set_traps = state.is_none_or(|state| may_set_traps(command, state));
+                let trapped = may_set_traps || self.unrecorded_traps || state.is_some_and(Snapshot::traps_interrupt);
+                match stop::stop(&mut shell, scope, trapped, nonce).await {
                     Outcome::Kept(mut status) => {
                         status.code = exit_code;
                         shell.settle(status);
@@ -69,7 +72,9 @@ impl Session {
                     Outcome::Lost => {
                         let directory = processes::working_directory(shell.pid);
                         // A trap of the user's for the end would be more of the command.
-                        let silent = state.is_some_and(Snapshot::traps_the_end) || names_the_end(command);
+                        let silent = self.unrecorded_traps
+                            || state.is_some_and(Snapshot::traps_the_end)
+                            || may_set_traps && names_the_end(command);
                         stop::end(&mut shell, scope, silent).await;
                         self.shell = Some(shell);
                         let what = "had to be ended with the last call";
@@ -82,12 +87,11 @@ impl Session {
     }
 }
 
-/// Whether a command may set a trap for the end of the shell, or for the signal by which the agent ends one.
+/// Whether a command names the end of the shell, or the signal by which the agent ends one, as a trap for it would.
 fn names_the_end(command: &str) -> bool {
-    may_set_traps(command)
-        && ["EXIT", "exit", " 0", "VTALRM", "vtalrm", "26"]
-            .iter()
-            .any(|name| command.contains(name))
+    ["EXIT", "exit", " 0", "VTALRM", "vtalrm", "26"]
+        .iter()
+        .any(|name| command.contains(name))
 }
 
 /// Whether bash's parser met the end of the command inside `$(`: then the last line of stderr names the command, or

@@ -27,12 +27,12 @@ use crate::processes::{Identity, Roots};
 use crate::queue::{Job, Queue, Refusal};
 use crate::reaper::{ExitCode, Reaper};
 use crate::running::{End, KILLED, Running, collect};
+use crate::scope::Scope;
 use crate::script::{self, CallPaths, Nonce, Stash};
 use crate::shell::{Origin, Shell};
 use crate::sink::Sink;
 use crate::snapshot::Snapshot;
 use crate::spill::SpillFolder;
-use crate::stop::Scope;
 
 /// `exit_code` of a call that ran out of time, as `timeout(1)` has it.
 const TIMED_OUT: ExitCode = 124;
@@ -67,6 +67,8 @@ pub struct Session {
     /// The last state known, and whether it is that after the last call.
     state: Option<Snapshot>,
     state_is_current: bool,
+    /// Whether a call since that state may have set a trap.
+    unrecorded_traps: bool,
     snapshot_pause: u32,
     /// What the last shell's calls had set of the variables that are taken away between calls.
     stash: Stash,
@@ -112,6 +114,7 @@ impl Session {
             pipes: None,
             state: None,
             state_is_current: false,
+            unrecorded_traps: false,
             snapshot_pause: 0,
             stash: Stash::default(),
             earlier: HashSet::new(),
@@ -267,9 +270,12 @@ impl Session {
             return;
         } else if attempt + 2 < ATTEMPTS {
             self.stash = Stash::default();
+            if let Some(shell) = &mut self.shell {
+                shell.before.stash = Stash::default();
+            }
             state.without_shadows();
             state.without_limits();
-            "functions named like builtins and resource limits"
+            "prompts, functions named like builtins and resource limits"
         } else {
             self.state = None;
             "anything of its state"
@@ -347,7 +353,7 @@ impl Session {
             End::Cancelled => CANCELLED,
             End::Crowded { .. } => KILLED,
         };
-        let was_read = self.take_back(shell, &pipes, &end, exit_code, command).await;
+        let was_read = self.take_back(shell, &pipes, &end, exit_code, command, &nonce).await;
         if self.settings.crowd.as_ref().is_some_and(Crowd::call_ended) {
             self.earlier.clear();
             self.scope().clear().await;

@@ -9,10 +9,10 @@ use tokio::time::Instant;
 use super::Session;
 use crate::holder::Slot;
 use crate::processes;
+use crate::scope::Scope;
 use crate::script::{self, Before, Nonce};
 use crate::shell::Answer;
-use crate::snapshot::may_change_state;
-use crate::stop::Scope;
+use crate::snapshot::{may_change_state, may_set_traps};
 use crate::sys;
 
 /// How long a snapshot may take before it is given up.
@@ -51,6 +51,10 @@ impl Session {
         if changed || !self.state_is_current {
             self.state_is_current = false;
             self.take_snapshot().await;
+        }
+        if !self.state_is_current {
+            let state = self.state.as_ref();
+            self.unrecorded_traps |= state.is_none_or(|state| may_set_traps(command, state));
         }
         self.note_earlier();
     }
@@ -148,6 +152,7 @@ impl Session {
                         shell.hazards = state.hazards();
                         self.state = Some(state);
                         self.state_is_current = true;
+                        self.unrecorded_traps = false;
                     }
                     None => self.snapshot_pause = SNAPSHOT_PAUSE,
                 }

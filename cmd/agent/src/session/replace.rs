@@ -159,6 +159,7 @@ impl Session {
         };
         // The next shell is made from this state, whatever its age.
         self.state_is_current = true;
+        self.unrecorded_traps = false;
         reset_notice(what, restored)
     }
 

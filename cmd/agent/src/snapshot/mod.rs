@@ -1,9 +1,11 @@
 //! The state of a shell: what a bash printed of it, read.
 
+mod commands;
 mod plain;
 mod print;
 mod restore;
 mod shadow;
+mod words;
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -208,12 +210,6 @@ impl Snapshot {
     /// Whether the text of a function or alias of this shell is one that `wanted` looks for.
     fn any_text(&self, wanted: impl Fn(&str) -> bool) -> bool {
         wanted(&self.aliases) || self.functions.values().any(|text| wanted(text))
-    }
-
-    /// Whether a command may set a trap by what this shell holds: a function or an alias of its that does.
-    #[must_use]
-    pub fn may_set_traps(&self) -> bool {
-        self.any_text(may_set_traps)
     }
 
     /// Whether the user has a trap for the end of the shell, or for the signal by which the agent ends one.

@@ -1,7 +1,9 @@
 //! What a command may do to the state of a shell, as far as its text tells: whether a snapshot is needed after it, and
 //! whether an interrupt may run a trap of its.
 
-use super::Snapshot;
+use std::collections::BTreeSet;
+
+use super::{Snapshot, commands};
 
 /// Words after which more than one plain command would have to be understood: keywords, and builtins that change state.
 const NOT_PLAIN: [&str; 75] = [
@@ -98,54 +100,77 @@ pub fn may_change_state(command: &str, known: &Snapshot) -> bool {
         || known.traps_commands()
 }
 
-/// Words before a command name, besides the separators.
-const BEFORE_COMMANDS: [&str; 13] = [
-    "if",
-    "then",
-    "elif",
-    "else",
-    "while",
-    "until",
-    "do",
-    "!",
-    "time",
-    "builtin",
-    "command",
-    "\\builtin",
-    "\\command",
-];
-
-/// Whether a text may set a trap: it says so, or runs text that is not in it.
+/// Whether a command may set a trap in a shell that is known to hold this, or runs one that is set there by what that runs.
+///
+/// Bash catches SIGINT for itself, so nobody outside sees whether it has a trap for it, and it cannot be asked before its list
+/// has gone on. So the text must tell, and where it does not, a trap counts as set: where the name of a command is expanded,
+/// and where a text is run that is not in it. The functions, aliases and traps that it reaches are read as it is.
 #[must_use]
-pub fn may_set_traps(text: &str) -> bool {
-    let part_of_name = |character: char| character.is_alphanumeric() || matches!(character, '_' | '-' | '/' | '.');
-    let mut rest = text;
-    while let Some(start) = rest.find(part_of_name) {
-        rest = &rest[start..];
-        let end = rest.find(|character| !part_of_name(character)).unwrap_or(rest.len());
-        match &rest[..end] {
-            "trap" => return true,
-            // What it runs is here to be read, unless it is expanded first.
-            "eval" if rest.contains(['$', '`']) => return true,
-            _ => {}
-        }
-        rest = &rest[end..];
+pub fn may_set_traps(command: &str, known: &Snapshot) -> bool {
+    let comments_are_none = command.contains('#') && !known.has_shopt("interactive_comments");
+    if names_trap(command) || command.contains("interactive_comments") || comments_are_none {
+        return true;
     }
-    text.lines().any(sources)
-}
-
-/// Whether a line has `.` or `source` where a command name stands.
-fn sources(line: &str) -> bool {
-    let mut at_command = true;
-    for word in line.split_ascii_whitespace() {
-        let name = word.trim_start_matches(['(', '{', '`', '"', '$', '\\', ';', '&', '|']);
-        let separated = at_command || name.len() < word.trim_start_matches('\\').len();
-        if separated && matches!(name, "." | "source") {
-            return true;
+    let Some(own) = commands::commands(command) else {
+        return true;
+    };
+    let Some(trapped) = known
+        .user_traps()
+        .iter()
+        .map(|trap| commands_of_trap(trap))
+        .collect::<Option<Vec<_>>>()
+    else {
+        return true;
+    };
+    let mut found: BTreeSet<String> = own.names;
+    found.extend(trapped.into_iter().flatten());
+    let mut left: Vec<String> = found.iter().cloned().collect();
+    while let Some(name) = left.pop() {
+        for text in known.texts_of(&name) {
+            let Some(names) = text else { return true };
+            left.extend(names.iter().filter(|name| !found.contains(*name)).cloned());
+            found.extend(names);
         }
-        at_command = word.ends_with([';', '&', '|', '(', '{', '`', ')']) || BEFORE_COMMANDS.contains(&word);
     }
     false
+}
+
+/// Whether a text has the word, wherever it stands.
+fn names_trap(text: &str) -> bool {
+    let part_of_name = |character: char| character.is_alphanumeric() || matches!(character, '_' | '-' | '/' | '.');
+    text.split(|character| !part_of_name(character))
+        .any(|word| word == "trap")
+}
+
+/// The commands that a trap runs, by a line of `trap -p`.
+fn commands_of_trap(line: &str) -> Option<BTreeSet<String>> {
+    let [_, _, text, signal] = <[String; 4]>::try_from(commands::words(line)?).ok()?;
+    if signal == "EXIT" {
+        return Some(BTreeSet::new());
+    }
+    commands::commands(&text).map(|found| found.names)
+}
+
+impl Snapshot {
+    fn has_shopt(&self, name: &str) -> bool {
+        self.shopts.iter().any(|other| other == name)
+    }
+
+    /// The commands of the function and of the alias of this name, None for one that does not tell.
+    fn texts_of(&self, name: &str) -> Vec<Option<BTreeSet<String>>> {
+        let function = self.functions.get(name).map(|text| {
+            let found = commands::commands(text).filter(|_| !names_trap(text));
+            found.map(|found| found.names)
+        });
+        let alias = match commands::elements(&self.aliases) {
+            Some(aliases) => aliases.into_iter().find(|(other, _)| other == name).map(|(_, text)| {
+                text.filter(|text| !names_trap(text))
+                    .and_then(|text| commands::alias(&text))
+            }),
+            None => (!self.aliases.is_empty()).then_some(None),
+        };
+        function.into_iter().chain(alias).collect()
+    }
 }
 
 #[cfg(test)]
@@ -178,28 +203,115 @@ mod tests {
 
     #[test]
     fn a_text_that_may_set_a_trap_is_known() {
+        let known = Snapshot {
+            shopts: vec!["interactive_comments".to_owned()],
+            functions: [
+                ("sets", "sets () \n{ \n    trap x INT\n}\n"),
+                ("hides", "hides () \n{ \n    \"$@\"\n}\n"),
+                ("calls", "calls () \n{ \n    plain; sets\n}\n"),
+                ("plain", "plain () \n{ \n    kubectl get pods | grep \"$1\"; plain\n}\n"),
+            ]
+            .map(|(name, text)| (name.to_owned(), text.to_owned()))
+            .into(),
+            aliases: "declare -A BASH_ALIASES=([ll]=\"ls -l\" [b]=\"builtin \" [s]=\"sets 'x y'\" [n]=$'a\\nb' )\n"
+                .to_owned(),
+            ..Snapshot::default()
+        };
         for text in [
             "trap 'x' INT",
             "x; builtin trap - INT",
+            "t\\rap x INT",
+            "t'rap' x INT",
+            "$'trap' x INT",
+            "tr\\\nap x INT",
+            "if a; then \"tr\"ap x INT; fi",
+            "X=1 t\"\"rap x INT",
+            ">x 2>&1 t''rap x INT",
+            "$x",
+            "sleep 9 | ${x:-a} b",
+            "$HOME/x",
+            "\"$@/x\"",
+            "t*p x INT",
+            "{trap,x,INT}",
+            "{tr,}ap>x",
+            "[[t]rap x INT",
             "eval \"$x\"",
             "eval 'trap x INT'",
+            "eval \"t''rap\" x INT",
             ". ./s",
             "cd /; . s",
-            "(. s)",
+            "{ . s; }",
             "if true; then . s; fi",
             "a &&\n source s",
             "\\. s",
+            "FOO=1 . ~/s",
+            ">/dev/null . ~/s",
+            "> >(x) . ~/s",
+            "X=$(case x in x) y;; esac) . s",
+            "cat <<E; . s\nx\nE\n",
+            "cat <<E\nx\nE\n. s",
+            "case x in x) . s;; esac",
+            "case x in (a|'b') ;; *) x\n. s; esac",
+            "A=(a 'b' $c) . s",
+            "for x in a; do . s; done",
+            "function f { . s; }; f",
+            "command -p . s",
+            "[[ a && b ]] && . s",
+            "((1)); . s",
+            "shopt -u interactive_comments\n# ' ; . s",
+            "alias t='tr''ap'\nt x INT",
+            "alias t='builtin '\nt x INT",
+            "BASH_ALIASES[t]=x",
+            "declare -A BASH_ALIASES=([t]=x)",
+            "${ echo x; }",
+            "mapfile -C x y",
+            "sets",
+            "hides",
+            "calls",
+            "b x",
+            "s",
+            "n",
+            "echo 'unclosed",
         ] {
-            assert!(may_set_traps(text), "{text}");
+            assert!(may_set_traps(text, &known), "{text}");
         }
         for text in [
+            "sleep 100",
             "find . -name x",
+            "docker build .",
             "npm run bootstrap",
             "kubectl get source",
             "cd ./evaluate",
             "ls . ; pwd",
+            "cd x && make",
+            "kubectl get pods -A -o jsonpath='{.items[*]}' | grep \"x\" 2>&1 >/dev/null",
+            "X='a b' Y=$(. s) \"kubectl\" get \"$X\" # don't",
+            "\"$HOME/bin/x\" --flag; ./\"$x\" {a,b}",
+            "cat <<'E' | python3 -\nimport os; 'x'\n$x\nE\nsleep 9",
+            "for x in {1..9}; do [ -f \"$x\" ] || [[ $x == *a* && -n ${A[1]} ]] && echo $((x<<2)); done",
+            "while :; do case \"$(kubectl get x)\" in Running|\"Done\"*) break;; *) ;; esac; sleep 2; done",
+            "f() { sleep 9; }; f <x &> y",
+            "A=(a 'b' $c); A[1]=x; A+=(y); echo ${A[@]}",
+            "eval 'sleep 100; touch x'",
+            "declare -A M=([a]='b c' [\"$k\"]=d); local -a x=(1 $y)",
+            "alias l='ls -l'; read -r x < <(sleep 1)",
+            "sleep 99 & wait $!",
+            "exec 3<>/dev/tcp/x; time -p ls; ! true",
+            "plain x",
+            "ll",
+            "",
         ] {
-            assert!(!may_set_traps(text), "{text}");
+            assert!(!may_set_traps(text, &known), "{text}");
         }
+        let traps = |text: &str| Snapshot {
+            traps: text.to_owned(),
+            ..known.clone()
+        };
+        assert!(may_set_traps("ls", &traps("trap -- 'calls' DEBUG\n")));
+        assert!(may_set_traps("ls", &traps("trap -- '$x' SIGUSR1\n")));
+        assert!(!may_set_traps(
+            "ls",
+            &traps("trap -- 'echo it\\'\\''s' ERR\ntrap -- '$x' EXIT\n")
+        ));
     }
 }

@@ -75,6 +75,27 @@ impl Answer {
     }
 }
 
+/// Sends `/cancel` on a connection of its own.
+pub(crate) fn cancel_at(address: SocketAddr) -> Value {
+    let mut connection = connect(address);
+    let authorization = format!("Bearer {TOKEN}");
+    send(
+        connection.get_mut(),
+        "POST",
+        "/cancel",
+        &[("Authorization", &authorization)],
+        b"",
+    );
+    receive(&mut connection).unwrap().json()
+}
+
+fn connect(address: SocketAddr) -> BufReader<TcpStream> {
+    let stream = TcpStream::connect(address).unwrap();
+    stream.set_read_timeout(Some(GENEROUS * 4)).unwrap();
+    stream.set_nodelay(true).unwrap();
+    BufReader::new(stream)
+}
+
 impl Setup {
     pub(crate) fn new() -> Self {
         Self {
@@ -196,10 +217,7 @@ impl Agent {
     }
 
     pub(crate) fn connect(&self) -> BufReader<TcpStream> {
-        let stream = TcpStream::connect(self.address).unwrap();
-        stream.set_read_timeout(Some(GENEROUS * 4)).unwrap();
-        stream.set_nodelay(true).unwrap();
-        BufReader::new(stream)
+        connect(self.address)
     }
 
     pub(crate) fn post(&self, path: &str, token: &str, body: &Value) -> Answer {
@@ -266,16 +284,7 @@ impl Agent {
     }
 
     pub(crate) fn cancel(&self) -> Value {
-        let mut connection = self.connect();
-        let authorization = format!("Bearer {TOKEN}");
-        send(
-            connection.get_mut(),
-            "POST",
-            "/cancel",
-            &[("Authorization", &authorization)],
-            b"",
-        );
-        receive(&mut connection).unwrap().json()
+        cancel_at(self.address)
     }
 
     /// Waits until `command` prints `expected`.

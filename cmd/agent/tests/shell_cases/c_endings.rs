@@ -245,6 +245,18 @@ fn the_users_prompts_survive_a_reset() {
     assert_eq!(agent.out("echo \"$PS1|$PROMPT_COMMAND|$PS4\""), "mine> |echo boo|> \n");
 }
 
+#[test]
+fn a_prompt_that_fits_in_no_line_costs_only_itself() {
+    let agent = Agent::start();
+    agent.out(STATE);
+    agent.out("PS1=$(head -c 90000 /dev/zero | tr '\\0' a)");
+    let result = agent.run(SHOW);
+    assert_eq!(result.stdout, SHOWN);
+    let notice = result.session_reset.unwrap();
+    assert!(notice.contains("without prompts"), "{notice}");
+    assert_eq!(agent.run(SHOW).session_reset, None);
+}
+
 /// A busy machine may let a sandbox wait for seconds: here a job of an earlier call stops the shell as soon as it has a second
 /// child, the one that prints its state between two calls.
 #[test]

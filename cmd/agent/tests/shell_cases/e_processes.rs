@@ -1,10 +1,12 @@
 //! Section E: background jobs and timeouts.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use serde_json::json;
 
-use crate::harness::{Agent, GENEROUS, Setup, installed, receive, until};
+use crate::harness::{Agent, GENEROUS, Setup, cancel_at, installed, receive, until};
 
 #[test]
 fn case_065_background_jobs_do_not_hold_a_call() {
@@ -335,4 +337,122 @@ fn too_many_processes_are_ended_before_they_fill_the_sandbox() {
     // As many as may be are let be.
     let result = agent.run("for i in {1..100}; do sleep 0.5 & done; wait; echo all");
     assert_eq!((result.stdout.as_str(), result.session_reset), ("all\n", None));
+}
+
+/// Nothing that the shell holds may set a trap: only the command does.
+#[test]
+fn no_trap_that_a_command_hides_runs_its_list_on() {
+    for setting in [
+        "t\\rap 'echo caught' INT; sleep 99; touch ~/after",
+        "t'rap' 'echo caught' INT; sleep 99; touch ~/after",
+        "FOO=1 . ~/s",
+        "s=source; $s ~/s",
+        ">/dev/null . ~/s",
+    ] {
+        let agent = Agent::start();
+        agent.out("echo \"trap 'echo caught' INT; sleep 99; touch ~/after\" >~/s; K=1");
+        let result = agent.run_for(1, setting);
+        assert_eq!((result.exit_code, result.stdout.as_str()), (124, ""), "{setting}");
+        agent.until_quiet();
+        assert!(!agent.home.path().join("after").exists(), "{setting}");
+        assert_eq!(agent.out("echo $K"), "1\n", "{setting}");
+    }
+}
+
+/// The trap is not on record: the state that has it is too large.
+#[test]
+fn no_trap_of_a_state_that_is_not_on_record_runs_a_list_on() {
+    let agent = Agent::start();
+    agent.out("X=$(head -c 9000000 /dev/zero | tr '\\0' a)");
+    // Nothing that has run since may have set one.
+    let bash = agent.out("echo $$");
+    assert_eq!(agent.run_for(1, "sleep 99; touch ~/after").exit_code, 124);
+    assert_eq!(agent.out("echo $$"), bash);
+    agent.out("trap 'echo caught' INT");
+    let result = agent.run_for(1, "sleep 99; touch ~/after");
+    assert_eq!((result.exit_code, result.stdout.as_str()), (124, ""));
+    agent.until_quiet();
+    assert!(!agent.home.path().join("after").exists());
+}
+
+#[test]
+fn nothing_runs_on_after_a_child_that_ignores_interrupts_or_was_stopped() {
+    let agent = Agent::start();
+    for command in [
+        "env --ignore-signal=INT sleep 99; touch ~/after",
+        "env --ignore-signal=INT --ignore-signal=QUIT sleep 99 </dev/null; touch ~/after",
+        "f() { env --ignore-signal=INT sleep 99; touch ~/after; }; f; touch ~/after",
+        "while :; do env --ignore-signal=INT sleep 99; touch ~/after; done",
+        "sleep 99 & env --ignore-signal=INT sleep 99; touch ~/after",
+        "sleep 99 | env --ignore-signal=INT sleep 99; touch ~/after",
+        "env --ignore-signal=INT sleep 99 | sleep 99; touch ~/after",
+        "x=$(env --ignore-signal=INT sleep 99); touch ~/after",
+        "set -m; env --ignore-signal=INT sleep 99; touch ~/after",
+        "set -m; sleep 99 & env --ignore-signal=INT sleep 99; touch ~/after",
+        "(kill -STOP $BASHPID); touch ~/after",
+        "(kill -STOP $BASHPID; touch ~/after); touch ~/after",
+        "sleep 0.2 & kill -STOP $$; touch ~/after",
+    ] {
+        agent.out("cd; X=0");
+        let result = agent.run_for(1, &format!("cd /usr; X=1; {command}"));
+        assert_eq!(result.exit_code, 124, "{command}");
+        agent.until_quiet();
+        assert!(!agent.home.path().join("after").exists(), "{command}");
+        assert_eq!(agent.run("echo $PWD $X; set +m").stdout, "/usr 1\n", "{command}");
+    }
+}
+
+/// Those without job control ignore interrupts too, and nothing waits for them.
+#[test]
+fn jobs_in_the_background_of_a_timed_out_call_cost_no_shell() {
+    let agent = Agent::start();
+    let bash = agent.out("echo $$");
+    for command in [
+        "sleep 99 & sleep 99",
+        "(sleep 99; touch ~/after) & wait",
+        "sleep 99 | cat & sleep 99 | cat",
+        "setsid sleep 99 & sleep 99",
+        "cat <(sleep 99) & coproc sleep 99; while :; do :; done",
+        "exec 5> >(sleep 99); sleep 99 & while :; do sleep 0.1; done",
+    ] {
+        assert_eq!(agent.run_for(1, command).exit_code, 124, "{command}");
+        agent.until_quiet();
+        let result = agent.run("exec 5>&-; echo $$");
+        assert_eq!((result.stdout, result.session_reset), (bash.clone(), None), "{command}");
+    }
+    assert!(!agent.home.path().join("after").exists());
+}
+
+/// A cancel may come at any moment, also while bash reads the agent's own line for the call, or tells its status.
+#[test]
+fn a_burst_of_cancels_costs_no_state() {
+    let agent = Agent::start();
+    agent.out("KEEP=1; cd /usr");
+    let bash = agent.out("echo $$");
+    let address = agent.address;
+    let over = Arc::new(AtomicBool::new(false));
+    let canceller = std::thread::spawn({
+        let over = Arc::clone(&over);
+        move || {
+            while !over.load(Ordering::Relaxed) {
+                cancel_at(address);
+            }
+        }
+    });
+    let results: Vec<_> = (0..150)
+        .map(|call| (call, agent.run(&format!("echo {call} $KEEP"))))
+        .collect();
+    over.store(true, Ordering::Relaxed);
+    canceller.join().unwrap();
+    assert!(
+        results.iter().any(|(_, result)| result.exit_code == 130),
+        "nothing was cancelled"
+    );
+    for (call, result) in results {
+        assert_eq!(result.session_reset, None, "{call}: {result:?}");
+        if result.exit_code == 0 {
+            assert_eq!(result.stdout, format!("{call} 1\n"));
+        }
+    }
+    assert_eq!(agent.out("echo $PWD $$"), format!("/usr {bash}"));
 }

@@ -104,7 +104,9 @@ pub struct Shell {
     /// What the wrapper must mind.
     pub hazards: Hazards,
     /// Where it says it is.
-    pub directory: String,
+    pub directory: Vec<u8>,
+    /// Which functions it could not bring back, by their numbers in the state.
+    pub unrestored: Vec<usize>,
     /// What it does differently from other versions.
     pub dialect: Dialect,
 }
@@ -136,7 +138,7 @@ impl Shell {
             Some(state) => state.restore_script(&inherited, &exit_trap),
             None => snapshot::startup_script(&origin.directory, &exit_trap),
         };
-        let script = memory_file(text.as_bytes())?;
+        let script = memory_file(&text)?;
         holder
             .put(&[
                 (Slot::Script, &script),
@@ -176,7 +178,8 @@ impl Shell {
                 time_unusable: false,
                 ..state.map(Snapshot::hazards).unwrap_or_default()
             },
-            directory: String::new(),
+            directory: Vec::new(),
+            unrestored: Vec::new(),
             dialect: Dialect::default(),
         };
         let nonce = Nonce::new();
@@ -232,10 +235,11 @@ impl Shell {
     /// Takes over what a status line said.
     pub fn settle(&mut self, status: Status) {
         self.directory = status.directory;
+        self.unrestored = status.unrestored;
         self.before = Before {
             code: status.code,
             flags: status.flags,
-            stash: status.stash,
+            stash: *status.stash,
             aliases: status.aliases,
         };
         self.hazards.time_unusable |= status.time_unusable;
@@ -381,7 +385,7 @@ impl Shell {
     /// Whether the shell has begun to print its state, and the status it is about to end with.
     #[must_use]
     pub fn ending_with(&self) -> Option<ExitCode> {
-        let text = self.state_bytes.strip_prefix(b"BEGIN\0")?;
+        let (_, text) = snapshot::split_begin(&self.state_bytes)?;
         let end = text.iter().position(|byte| *byte == 0)?;
         std::str::from_utf8(&text[..end]).ok()?.parse().ok()
     }

@@ -60,6 +60,9 @@ pub struct Hazards {
 /// Keywords of the wrapper's lines: aliases of these names would take them over where aliases are expanded.
 pub const KEYWORDS: [&str; 7] = ["time", "!", "[[", "{", "while", "do", "done"];
 
+/// The variable in which a restore script lists the functions that bash does not read again.
+pub const FAILED_FUNCTIONS: &str = "CLI_MCP_F";
+
 /// Ends a line after which no alias may be expanded in the agent's own lines: some may be called like keywords.
 const ALIASES_OFF: &str = r"\shopt -u expand_aliases";
 
@@ -68,7 +71,9 @@ fn mentions_aliases(command: &[u8]) -> bool {
     contains(command, b"alias") || contains(command, b"ALIAS")
 }
 
-fn contains(text: &[u8], word: &[u8]) -> bool {
+/// Whether a text has a word in it.
+#[must_use]
+pub fn contains(text: &[u8], word: &[u8]) -> bool {
     text.windows(word.len()).any(|window| window == word)
 }
 
@@ -97,6 +102,23 @@ pub struct Before {
 #[must_use]
 pub fn quote(text: &str) -> String {
     format!("'{}'", text.replace('\'', r"'\''"))
+}
+
+/// Quotes any bytes for bash.
+#[must_use]
+pub fn quote_bytes(text: &[u8]) -> Vec<u8> {
+    let mut quoted = b"'".to_vec();
+    for piece in text.split_inclusive(|byte| *byte == b'\'') {
+        match piece.strip_suffix(b"'") {
+            Some(before) => {
+                quoted.extend_from_slice(before);
+                quoted.extend_from_slice(br"'\''");
+            }
+            None => quoted.extend_from_slice(piece),
+        }
+    }
+    quoted.push(b'\'');
+    quoted
 }
 
 /// The paths by which bash reaches a call's command and output.
@@ -235,8 +257,9 @@ pub fn startup(nonce: &Nonce, script: &str, quiet: bool) -> Vec<u8> {
     } else {
         String::new()
     };
+    let forget = format!("[[ ${{{FAILED_FUNCTIONS}+x}} ]] && \\unset -v {FAILED_FUNCTIONS}");
     format!(
-        "\\. {script} </dev/null; {}{last}\n",
+        "\\. {script} </dev/null; {}; {forget}{last}\n",
         report(nonce, &Hazards::default(), asked)
     )
     .into_bytes()
@@ -245,33 +268,44 @@ pub fn startup(nonce: &Nonce, script: &str, quiet: bool) -> Vec<u8> {
 /// Builtins that a snapshot needs, in case the user has switched some off.
 const NEEDED: &str = "set unset printf trap . declare compgen shopt ulimit umask local alias";
 
-/// Enters the state in which a snapshot can be taken: in POSIX mode special builtins win over functions. Expects the
-/// exit status, or nothing, in `$CLI_MCP_X`; leaves by the script.
+/// Enters POSIX mode, where special builtins win over functions, and remembers the options from before.
+const ENTER_POSIX: &str = "CLI_MCP_B=$BASHOPTS CLI_MCP_S=$SHELLOPTS POSIXLY_CORRECT=y";
+
+/// Enters the state in which a snapshot can be taken. Expects [`ENTER_POSIX`], and the exit status, or nothing, in
+/// `$CLI_MCP_X`; leaves by the script.
 fn snapshot_body(script: &str) -> String {
     format!(
-        "CLI_MCP_B=$BASHOPTS CLI_MCP_S=$SHELLOPTS; POSIXLY_CORRECT=y; \\set +euxvET; {}\\unset -f printf enable; \
+        "\\set +euxvET; {}\\unset -f printf enable; \
          \\enable {NEEDED}; \\printf \"BEGIN\\0%s\\0\" \"$CLI_MCP_X\"; \\trap -p; \\printf \"\\0\"; \\trap - DEBUG ERR RETURN EXIT; \\. {script}",
         print_shadows()
     )
 }
 
-/// The line that takes a snapshot in a subshell: whatever happens there, the shell itself is not touched.
+/// A line with a syntax error, which puts the parser back where it begins. Some builds of bash 5.2 that met the end of a text
+/// inside `$(` count one open quote too few from then on, and write before the memory that is for them, until they abort at
+/// an innocent line. Where no line with a quote was read yet nothing is spoilt.
+pub const RESYNC: &str = ")\n";
+
+/// The lines that take a snapshot in a subshell: whatever happens there, the shell itself is not touched.
 #[must_use]
 pub fn snapshot(nonce: &Nonce, hazards: &Hazards, script: &str, output: &str) -> Vec<u8> {
     let body = snapshot_body(script);
     format!(
-        "( CLI_MCP_X=; {body} ) </dev/null >{output} 2>/dev/null; {}\n",
+        "{RESYNC}( CLI_MCP_X= {ENTER_POSIX}; {body} ) </dev/null >{output} 2>/dev/null; {}\n",
         report(nonce, hazards, Asked::default())
     )
     .into_bytes()
 }
 
 /// The trap that saves the state of a shell that ends itself (case 38). Its redirections come before all else, so that
-/// neither a trace nor a DEBUG trap is heard.
+/// neither a trace nor a DEBUG trap is heard. The DEBUG trap is asked for here, since bash keeps it from what it sources.
 #[must_use]
 pub fn exit_trap(script: &str, output: &str) -> String {
-    format!("{{ \\. {script}; }} </dev/null >{output} 2>/dev/null")
+    format!("{EXIT_TRAP_HEAD}{ENTER_POSIX}; \\trap -p DEBUG; \\. {script}; }} </dev/null >{output} 2>/dev/null")
 }
+
+/// What that trap begins with.
+pub const EXIT_TRAP_HEAD: &str = "{ CLI_MCP_X=$? ";
 
 /// The signal that brings bash out of its `wait`: one that nothing sends (signal(7): "unused").
 pub const LEAVE_WAIT: Signal = Signal::SIGSTKFLT;
@@ -294,7 +328,7 @@ pub const WAIT_TRAP: &str = "{ while [[ x ]]; do [[ x ]]; done; } 2>/dev/null <&
 /// What the EXIT trap reads.
 #[must_use]
 pub fn exit_script(script: &str) -> String {
-    format!("CLI_MCP_X=$?; {}\n", snapshot_body(script))
+    format!("{}\n", snapshot_body(script))
 }
 
 #[cfg(test)]
@@ -397,6 +431,9 @@ mod tests {
 
     #[test]
     fn quoting_survives_quotes() {
+        for text in ["", "a", "'", "a'b", "''", "a'"] {
+            assert_eq!(quote_bytes(text.as_bytes()), quote(text).as_bytes());
+        }
         assert_eq!(quote("a'b"), r"'a'\''b'");
     }
 }

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use super::{Hazards, Nonce, STASHED, Stash};
+use super::{FAILED_FUNCTIONS, Hazards, Nonce, STASHED, Stash};
 
 /// Separates the fields of a status line; `${x@Q}` never yields it.
 const FIELD: char = '\u{1f}';
@@ -15,15 +15,17 @@ pub struct Status {
     /// `$-`.
     pub flags: String,
     /// `$PWD`.
-    pub directory: String,
+    pub directory: Vec<u8>,
     /// What was taken away for the time between calls.
-    pub stash: Stash,
+    pub stash: Box<Stash>,
     /// The user's `expand_aliases`, where the line has switched it off for the time between calls.
     pub aliases: Option<bool>,
     /// `TIMEFORMAT` has an attribute that keeps the agent from setting it.
     pub time_unusable: bool,
     /// What this bash does differently, where it was asked.
     pub dialect: Dialect,
+    /// The numbers of functions that a restore script could not bring back.
+    pub unrestored: Vec<usize>,
 }
 
 /// Where versions of bash differ in what the wrapper rests on.
@@ -55,7 +57,7 @@ pub(super) struct Asked {
     pub(super) guarded: bool,
     /// `BASHOPTS` is wanted as well.
     pub(super) with_options: bool,
-    /// So is the version of bash.
+    /// So are the version of bash and what a restore script says.
     pub(super) with_version: bool,
 }
 
@@ -89,7 +91,10 @@ pub(super) fn report(nonce: &Nonce, hazards: &Hazards, asked: Asked) -> String {
     }
     line.push(FIELD);
     if asked.with_version {
-        line.push_str("${BASH_VERSINFO[0]}.${BASH_VERSINFO[1]}");
+        let _ = write!(
+            line,
+            "${{BASH_VERSINFO[0]}}.${{BASH_VERSINFO[1]}}{FIELD}${{{FAILED_FUNCTIONS}-}}"
+        );
     }
     if asked.guarded {
         let _ = write!(line, "{FIELD}{}", guard(nonce));
@@ -122,7 +127,7 @@ pub fn find_status(pipe: &[u8], nonce: &Nonce) -> Option<Status> {
             // What follows is the error's own text.
             Some((b' ', fields)) if before.ends_with(ERROR_MARK.as_bytes()) => {
                 return Some(Status {
-                    stash: Stash::default(),
+                    stash: Box::default(),
                     aliases: None,
                     ..parse_status(fields)
                 });
@@ -151,7 +156,7 @@ fn parse_status(line: &[u8]) -> Status {
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     let code = text(next()).trim().parse().unwrap_or(1);
     let flags = text(next());
-    let directory = text(next());
+    let directory = next().to_vec();
     let mut values = [const { Vec::new() }; 5];
     for value in &mut values {
         *value = next().to_vec();
@@ -159,6 +164,10 @@ fn parse_status(line: &[u8]) -> Status {
     let prompt_command = next().to_vec();
     let options = next();
     let version = next();
+    let unrestored = text(next())
+        .split_ascii_whitespace()
+        .filter_map(|number| number.parse().ok())
+        .collect();
     let aliases = (!options.is_empty()).then(|| {
         options
             .split(|byte| *byte == b':')
@@ -168,10 +177,11 @@ fn parse_status(line: &[u8]) -> Status {
         code,
         flags,
         directory,
-        stash: Stash { values, prompt_command },
+        stash: Box::new(Stash { values, prompt_command }),
         aliases,
         time_unusable: false,
         dialect: Dialect::of(&String::from_utf8_lossy(version)),
+        unrestored,
     }
 }
 
@@ -186,8 +196,8 @@ mod tests {
         assert_eq!(find_status(format!("x{line}").as_bytes(), &nonce), None);
         let status = find_status(format!("+ noise\n{line}").as_bytes(), &nonce).unwrap();
         assert_eq!(
-            (status.code, status.flags.as_str(), status.directory.as_str()),
-            (7, "hiBs", "/usr")
+            (status.code, status.flags.as_str(), status.directory.as_slice()),
+            (7, "hiBs", b"/usr".as_slice())
         );
         assert_eq!(status.stash.values[2], b"'$ '");
         assert_eq!(status.stash.prompt_command, b"'a' 'b'");
@@ -203,9 +213,9 @@ mod tests {
         let pipe = "bash: @00ff00ff00ff00ff 9\u{1f}hB\u{1f}/usr\u{1f}: syntax error: operand expected\n";
         let status = find_status(pipe.as_bytes(), &Nonce("00ff00ff00ff00ff".into())).unwrap();
         assert_eq!(
-            (status.code, status.flags.as_str(), status.directory.as_str()),
-            (9, "hB", "/usr")
+            (status.code, status.flags.as_str(), status.directory.as_slice()),
+            (9, "hB", b"/usr".as_slice())
         );
-        assert_eq!(status.stash, Stash::default());
+        assert_eq!(*status.stash, Stash::default());
     }
 }

@@ -1,6 +1,5 @@
 //! The end of a call: what becomes of the shell that it ran in.
 
-use cli_mcp_sandbox::wire::ExecResult;
 use nix::sys::signal::Signal;
 
 use super::Session;
@@ -92,65 +91,4 @@ fn names_the_end(command: &str) -> bool {
     ["EXIT", "exit", " 0", "VTALRM", "vtalrm", "26"]
         .iter()
         .any(|name| command.contains(name))
-}
-
-/// Whether bash's parser met the end of the command inside `$(`: then the last line of stderr names the command, or
-/// `eval`, and the parenthesis that is missing, in whatever language. The message of an unexpected token, which may be a
-/// parenthesis, has another line after it, which begins as it does. A command can forge this: it then gets a fresh shell,
-/// and nothing else.
-pub(super) fn left_unclosed_substitution(result: &ExecResult) -> bool {
-    let mut lines = result.stderr.lines().rev();
-    let (Some(last), before) = (lines.next(), lines.next()) else {
-        return false;
-    };
-    let Some((place, message)) = last.split_once(": ").and_then(|(_, rest)| {
-        let at = rest.find("/fd/").or_else(|| rest.find("eval"))?;
-        let end = at + rest[at..].find(": ")?;
-        Some((rest[..end].to_owned(), rest[end + 2..].to_owned()))
-    }) else {
-        return false;
-    };
-    result.exit_code == 2 && message.contains(')') && !before.is_some_and(|line| line.contains(&format!("{place}: ")))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn unclosed(exit_code: ExitCode, stderr: &str) -> bool {
-        left_unclosed_substitution(&ExecResult {
-            stdout: String::new(),
-            stderr: stderr.to_owned(),
-            exit_code,
-            duration_ms: 0,
-            truncated: false,
-            timed_out: false,
-            session_reset: None,
-        })
-    }
-
-    #[test]
-    fn an_unclosed_substitution_is_known_in_any_language() {
-        for stderr in [
-            "bash: /proc/9/fd/10: line 1: unexpected EOF while looking for matching `)'\n",
-            "x\nbash: /proc/9/fd/10: Zeile 3: Dateiende beim Suchen nach »)« erreicht.\n",
-            "bash: /proc/9/fd/10: \u{884c} 1: \u{5bfb}\u{627e}\u{5339}\u{914d}\u{7684} \u{201c})\u{201d}\n",
-            "bash: eval: line 1: unexpected EOF while looking for matching `)'\n",
-        ] {
-            assert!(unclosed(2, stderr), "{stderr}");
-            assert!(!unclosed(0, stderr), "{stderr}");
-        }
-    }
-
-    #[test]
-    fn other_syntax_errors_are_not_taken_for_it() {
-        for stderr in [
-            "",
-            "ls: cannot access 'a)': No such file or directory\n",
-            "bash: /proc/9/fd/10: line 1: syntax error near unexpected token `)'\nbash: /proc/9/fd/10: line 1: `echo )'\n",
-            "bash: /proc/9/fd/10: line 1: unexpected EOF while looking for matching `\"'\n",
-        ] {
-            assert!(!unclosed(2, stderr), "{stderr}");
-        }
-    }
 }

@@ -15,7 +15,6 @@ use nix::sys::signal::Signal;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use self::ending::left_unclosed_substitution;
 use self::replace::When;
 use crate::capture::Capture;
 use crate::crowd::Crowd;
@@ -204,7 +203,6 @@ impl Session {
         let (finished, reset) = finished;
         let (result, outcome, bytes) = result_of(finished, timeout, reset, self.queue.closed());
         self.queue.finished();
-        let unsound = left_unclosed_substitution(&result);
         let summary = (
             result.exit_code,
             result.duration_ms,
@@ -229,9 +227,6 @@ impl Session {
             "Call ended"
         );
         self.settle(&command).await;
-        if unsound {
-            self.retire().await;
-        }
     }
 
     /// Runs one command, in a shell freed of what kept it from being read where that is needed; with it comes what is to

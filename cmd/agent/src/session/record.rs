@@ -9,6 +9,7 @@ use tokio::time::Instant;
 use super::Session;
 use crate::holder::Slot;
 use crate::processes;
+use crate::reaper::ExitCode;
 use crate::scope::Scope;
 use crate::script::{self, Before, Nonce};
 use crate::shell::Answer;
@@ -30,7 +31,12 @@ enum Tried {
     Done,
     /// Its line was lost to what the last command left: an alias called like a keyword, a parser inside `[[`.
     LineLost,
+    /// The shell's memory is spoilt.
+    Unsound,
 }
+
+/// Statuses of a subshell that its memory ended: SIGABRT and SIGSEGV.
+const SPOILT: [ExitCode; 2] = [134, 139];
 
 /// Whether the user's own limit leaves a bash no room for a subshell: it would try for 15 s, and then wait for its jobs with
 /// the next list. Only what is sure counts; root is above this limit.
@@ -79,13 +85,21 @@ impl Session {
     pub(super) async fn take_snapshot(&mut self) {
         if self.snapshot_pause > 0 {
             self.snapshot_pause -= 1;
+            if let Some(shell) = &self.shell {
+                // A shell that reads no more is found out by the next call.
+                let _ = shell.write(script::RESYNC.as_bytes());
+            }
             return;
         }
         if self.shell.as_ref().is_some_and(|shell| has_no_room(shell.pid)) {
             return;
         }
-        if self.try_snapshot().await == Tried::LineLost {
-            self.try_snapshot().await;
+        let mut tried = self.try_snapshot().await;
+        if tried == Tried::LineLost {
+            tried = self.try_snapshot().await;
+        }
+        if tried == Tried::Unsound {
+            self.retire().await;
         }
     }
 
@@ -141,7 +155,7 @@ impl Session {
             }
         }
         match answer {
-            Answer::Status(_) => {
+            Answer::Status(status) => {
                 // Its own status is the subshell's; what the call left stands.
                 shell.before = before;
                 match shell.take_state() {
@@ -155,6 +169,9 @@ impl Session {
                         self.unrecorded_traps = false;
                     }
                     None => self.snapshot_pause = SNAPSHOT_PAUSE,
+                }
+                if SPOILT.contains(&status.code) {
+                    return Tried::Unsound;
                 }
             }
             // The next call finds out and starts another.

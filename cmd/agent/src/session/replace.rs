@@ -11,6 +11,7 @@ use crate::outcome::{Restored, reset_notice};
 use crate::pipes::CallPipes;
 use crate::reaper::ExitCode;
 use crate::shell::Shell;
+use crate::snapshot::Snapshot;
 
 impl Session {
     /// Makes holder, shell and pipes what a call needs; starts what is missing. Where processes that calls have left take
@@ -105,13 +106,8 @@ impl Session {
             }
             Err(error) => return Err(error.to_string()),
         };
-        if let (Some(reset), Some(state)) = (&mut self.reset, &self.state)
-            && started.directory != state.directory
-        {
-            reset.push_str(&format!(
-                " {} is gone, the working directory is now {}.",
-                state.directory, started.directory
-            ));
+        if let (Some(reset), Some(state)) = (&mut self.reset, &self.state) {
+            reset.push_str(&unrestored_notice(state, &started));
         }
         if self.state.is_some() {
             started.before.stash = std::mem::take(&mut self.stash);
@@ -142,14 +138,17 @@ impl Session {
             self.stash = shell.before.stash.clone();
         }
         let restored = match (shell.as_mut().and_then(Shell::take_state), &mut self.state) {
-            (Some(saved), _) => {
-                self.state = Some(saved);
+            (Some(mut saved), earlier) => {
+                if let Some(earlier) = earlier.as_ref().filter(|_| self.state_is_current) {
+                    saved.keep_debug_trap(earlier);
+                }
+                *earlier = Some(saved);
                 Restored::AsLeft
             }
             (None, None) => Restored::Nothing,
             (None, Some(_)) if !self.state_is_current => Restored::Older,
             (None, Some(_)) if when == When::Idle => Restored::AsLeft,
-            (None, Some(state)) => match directory.as_deref().and_then(|path| path.to_str()) {
+            (None, Some(state)) => match directory.as_deref() {
                 Some(directory) => {
                     state.move_to(directory);
                     Restored::BeforeCallButDirectory
@@ -163,8 +162,8 @@ impl Session {
         reset_notice(what, restored)
     }
 
-    /// Replaces a shell that read an unclosed `$(`: bash 5.2 goes on, and aborts at one of the next lines that it reads,
-    /// which would then be an innocent command's.
+    /// Replaces a shell whose memory is spoilt, which would abort at one of the next lines that it reads: an innocent
+    /// command's.
     pub(super) async fn retire(&mut self) {
         let Some(shell) = &mut self.shell else { return };
         shell.signal(Signal::SIGKILL);
@@ -174,6 +173,31 @@ impl Session {
             tracing::error!(reason, "Failed to replace the shell");
         }
     }
+}
+
+/// What the line of a replaced shell says of parts of its state that could not be brought back.
+fn unrestored_notice(state: &Snapshot, started: &Shell) -> String {
+    let mut notice = String::new();
+    if started.directory != state.directory {
+        let shown = |path: &[u8]| String::from_utf8_lossy(path).into_owned();
+        notice = format!(
+            " {} is gone, the working directory is now {}.",
+            shown(&state.directory),
+            shown(&started.directory)
+        );
+    }
+    let functions: Vec<String> = started
+        .unrestored
+        .iter()
+        .filter_map(|number| state.function_name(*number))
+        .collect();
+    if !functions.is_empty() {
+        notice.push_str(&format!(
+            " Not restored, since bash does not read its own text of them again: {}.",
+            functions.join(", ")
+        ));
+    }
+    notice
 }
 
 /// When a shell ended.

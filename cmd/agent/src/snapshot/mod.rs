@@ -5,17 +5,21 @@ mod plain;
 mod print;
 mod restore;
 mod shadow;
+mod traps;
 mod words;
 
 use std::collections::BTreeMap;
-use std::fmt::Write as _;
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::Path;
 
 pub use plain::{may_change_state, may_set_traps};
 pub use print::PRINT_STATE;
 pub use restore::{change_directory, startup_script};
 pub use shadow::print_shadows;
 
-use crate::script::{Hazards, KEYWORDS};
+use self::traps::{Trap, read_traps};
+use crate::script::{Hazards, KEYWORDS, contains};
 
 /// More than this is not kept: such a state would cost more memory than a sandbox has to spare.
 pub const MAX_BYTES: usize = 8 << 20;
@@ -71,48 +75,61 @@ const NOT_RESTORED: [&str; 44] = [
 /// Functions that stand in for a way to source a file.
 const SHADOWS: [&str; 3] = [".", "builtin", "command"];
 
+const DEBUG: &str = "DEBUG";
+
 /// What the names of the agent's own variables and functions begin with, while a state is printed or brought back.
 const OWN_NAMES: &str = "CLI_MCP_";
 
-/// The state of a shell.
+/// The state of a shell. What bash printed is bytes: names of files and functions need not be UTF-8.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Snapshot {
     /// The status it ended with, when it ended itself.
     pub exit_code: Option<u8>,
-    /// `$PWD`.
-    pub directory: String,
-    traps: String,
+    /// The working directory: `$PWD` where that names it.
+    pub directory: Vec<u8>,
+    /// The user's.
+    traps: Vec<Trap>,
     shopts: Vec<String>,
     options: Vec<String>,
-    positional: String,
-    variables: BTreeMap<String, String>,
-    functions: BTreeMap<String, String>,
-    function_attributes: String,
-    aliases: String,
+    positional: Vec<u8>,
+    variables: BTreeMap<String, Vec<u8>>,
+    /// Variables that have attributes and no value.
+    declared: BTreeMap<String, Vec<u8>>,
+    functions: BTreeMap<Vec<u8>, Vec<u8>>,
+    /// A `declare` for each function.
+    function_attributes: Vec<u8>,
+    aliases: Vec<u8>,
+    /// Where commands were found.
+    hashed: Vec<u8>,
+    completions: Vec<u8>,
+    /// The directory stack below the working directory, from its bottom, quoted.
+    directories: Vec<u8>,
     umask: String,
     limits: Vec<(String, String)>,
     time_unusable: bool,
 }
+
+/// What was printed before a state, and the state.
+#[must_use]
+pub fn split_begin(output: &[u8]) -> Option<(&[u8], &[u8])> {
+    let at = output.windows(BEGIN.len()).position(|window| window == BEGIN)?;
+    Some((&output[..at], &output[at + BEGIN.len()..]))
+}
+
+const BEGIN: &[u8] = b"BEGIN\0";
 
 impl Snapshot {
     /// Reads what [`PRINT_STATE`] printed. None when it is not whole: cut short, or printed by a shell that could not fork
     /// to list what it has.
     #[must_use]
     pub fn parse(output: &[u8]) -> Option<Self> {
-        let text = String::from_utf8_lossy(output);
-        let (shadows, text) = text.rsplit_once("BEGIN\0")?;
-        let mut pieces = text.split('\0');
-        let exit_code = pieces.next()?.parse().ok();
-        let traps = pieces.next()?;
-        // A DEBUG trap may have printed before the traps themselves.
-        let traps = traps.find("trap -- ").map_or("", |start| &traps[start..]);
-        // POSIX mode also lists what is at its default.
-        let traps = traps
-            .split_inclusive('\n')
-            .filter(|line| !line.starts_with("trap -- - "))
-            .collect();
-        let list = |text: &str| {
-            text.split(':')
+        let (before, state) = split_begin(output)?;
+        let mut pieces = state.split(|byte| *byte == 0);
+        let exit_code = pieces.next().map(String::from_utf8_lossy)?.parse().ok();
+        let traps = read_traps(pieces.next()?);
+        let list = |text: &[u8]| {
+            String::from_utf8_lossy(text)
+                .split(':')
                 .filter(|name| !name.is_empty())
                 .map(str::to_owned)
                 .collect()
@@ -122,57 +139,119 @@ impl Snapshot {
             traps,
             shopts: list(pieces.next()?),
             options: list(pieces.next()?),
-            directory: pieces.next()?.to_owned(),
+            directory: pieces.next()?.to_vec(),
             ..Self::default()
         };
+        snapshot.add_debug_traps(read_traps(before));
         let mut variables_listed = false;
         loop {
             let head = pieces.next()?;
-            if head == "END" {
-                snapshot.add_shadows(shadows);
+            if head == b"END" {
+                snapshot.add_shadows(before);
                 return (variables_listed && snapshot.has_all_functions()).then_some(snapshot);
             }
             let body = pieces.next()?;
             // Every bash has this one.
-            variables_listed |= head == "VBASHOPTS";
-            match (head.get(..1)?, head.get(1..)?) {
-                ("P", _) => body.clone_into(&mut snapshot.positional),
-                ("V", "TIMEFORMAT") => snapshot.time_unusable = !body.starts_with("declare -- ") && !body.is_empty(),
-                ("V", name) if kept(name) && !body.is_empty() => {
-                    snapshot.variables.insert(name.to_owned(), body.to_owned());
-                }
-                ("F", name) if !body.is_empty() && !name.starts_with(OWN_NAMES) => {
-                    snapshot.functions.insert(name.to_owned(), body.to_owned());
-                }
-                ("G", _) => body.clone_into(&mut snapshot.function_attributes),
-                ("A", _) => body.clone_into(&mut snapshot.aliases),
-                ("U", _) => body.trim().clone_into(&mut snapshot.umask),
-                ("L", name) if !body.is_empty() => snapshot.limits.push((name.to_owned(), body.trim().to_owned())),
-                _ => {}
+            variables_listed |= head == b"VBASHOPTS";
+            snapshot.add_piece(*head.first()?, &head[1..], body);
+        }
+    }
+
+    fn add_piece(&mut self, kind: u8, name: &[u8], body: &[u8]) {
+        let text = || String::from_utf8_lossy(body).trim().to_owned();
+        let name_text = || String::from_utf8_lossy(name).into_owned();
+        match kind {
+            b'P' => body.clone_into(&mut self.positional),
+            b'V' if name == b"TIMEFORMAT" => {
+                let usable = [b"declare -- ".as_slice(), b"declare -x "];
+                self.time_unusable = !body.is_empty() && !usable.iter().any(|head| body.starts_with(head));
             }
+            b'V' if kept(&name_text()) && !body.is_empty() => {
+                self.variables.insert(name_text(), body.to_vec());
+            }
+            b'F' | b'T' if !body.is_empty() && !name.starts_with(OWN_NAMES.as_bytes()) => {
+                self.functions.insert(name.to_vec(), definition(kind, body).to_vec());
+            }
+            b'G' => body.clone_into(&mut self.function_attributes),
+            b'A' => body.clone_into(&mut self.aliases),
+            b'H' => body.clone_into(&mut self.hashed),
+            b'C' => body.clone_into(&mut self.completions),
+            b'S' => body.clone_into(&mut self.directories),
+            b'D' => {
+                if let Some(directory) = body.strip_suffix(b"\n").filter(|path| !path.is_empty()) {
+                    directory.clone_into(&mut self.directory);
+                }
+            }
+            b'N' => self.add_declared(body),
+            b'U' => self.umask = text(),
+            b'L' if !body.is_empty() => self.limits.push((name_text(), text())),
+            _ => {}
+        }
+    }
+
+    /// Adds the variables of a listing that have no value.
+    fn add_declared(&mut self, listing: &[u8]) {
+        for line in listing.split(|byte| *byte == b'\n') {
+            let Ok(line) = std::str::from_utf8(line) else { continue };
+            let Some((attributes, name)) = line.strip_prefix("declare -").and_then(|rest| rest.split_once(' ')) else {
+                continue;
+            };
+            let is_name = |name: &str| name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_');
+            if attributes != "-" && is_name(name) && kept(name) && !self.variables.contains_key(name) {
+                self.declared.insert(name.to_owned(), line.as_bytes().to_vec());
+            }
+        }
+    }
+
+    /// Adds the DEBUG trap, which a sourced text does not see.
+    fn add_debug_traps(&mut self, traps: Vec<Trap>) {
+        if !self.traps.iter().any(|trap| trap.signal == DEBUG) {
+            self.traps.extend(traps.into_iter().filter(|trap| trap.signal == DEBUG));
+        }
+    }
+
+    /// Takes the DEBUG trap of an earlier state over where nothing can have changed it: unless functions are traced, bash
+    /// keeps it from what it sources, and so from each call, also from one that ends the shell.
+    pub fn keep_debug_trap(&mut self, earlier: &Self) {
+        if !self.options.iter().any(|option| option == "functrace") {
+            self.add_debug_traps(earlier.traps.clone());
         }
     }
 
     /// Adds the functions that had to be taken away before all others were listed.
-    fn add_shadows(&mut self, listing: &str) {
+    fn add_shadows(&mut self, listing: &[u8]) {
         for shadow in shadow::find_shadows(listing) {
             if !shadow.attributes.is_empty() {
-                let _ = writeln!(
-                    self.function_attributes,
-                    "declare -f{} {}",
-                    shadow.attributes, shadow.name
-                );
+                let line = format!("declare -f{} {}\n", shadow.attributes, shadow.name);
+                self.function_attributes.extend_from_slice(line.as_bytes());
             }
-            self.functions.insert(shadow.name.to_owned(), shadow.text);
+            self.functions.insert(shadow.name.as_bytes().to_vec(), shadow.text);
         }
     }
 
-    /// Whether each function that bash named by itself was printed too.
-    fn has_all_functions(&self) -> bool {
+    /// Name and attributes of each function that bash named by itself.
+    fn function_attributes(&self) -> impl Iterator<Item = (&[u8], &str)> {
         self.function_attributes
-            .lines()
-            .filter_map(|line| line.rsplit_once(' '))
-            .all(|(_, name)| name.starts_with(OWN_NAMES) || self.functions.contains_key(name))
+            .split(|byte| *byte == b'\n')
+            .filter_map(|line| {
+                let rest = line.strip_prefix(b"declare -f")?;
+                let space = rest.iter().position(|byte| *byte == b' ')?;
+                Some((&rest[space + 1..], std::str::from_utf8(&rest[..space]).ok()?))
+            })
+            .filter(|(name, _)| !name.starts_with(OWN_NAMES.as_bytes()))
+    }
+
+    /// Whether each of them was printed too.
+    fn has_all_functions(&self) -> bool {
+        self.function_attributes()
+            .all(|(name, _)| self.functions.contains_key(name))
+    }
+
+    /// The name of the function with this number, as far as it can be shown.
+    #[must_use]
+    pub fn function_name(&self, number: usize) -> Option<String> {
+        let name = self.functions.keys().nth(number)?;
+        Some(String::from_utf8_lossy(name).into_owned())
     }
 
     /// What of this state the wrapper must mind.
@@ -180,13 +259,13 @@ impl Snapshot {
     pub fn hazards(&self) -> Hazards {
         let shadowed = SHADOWS
             .into_iter()
-            .filter(|name| self.functions.contains_key(*name))
+            .filter(|name| self.functions.contains_key(name.as_bytes()))
             .map(str::to_owned)
             .collect();
         Hazards {
             shadowed,
             time_unusable: self.time_unusable,
-            time_at_risk: self.any_text(|text| text.contains("TIMEFORMAT")),
+            time_at_risk: self.any_text(|text| contains(text, b"TIMEFORMAT")),
             aliased_keywords: self.aliases_keywords(),
         }
     }
@@ -194,9 +273,13 @@ impl Snapshot {
     /// Whether aliases are called like keywords of the wrapper's lines.
     #[must_use]
     pub fn aliases_keywords(&self) -> bool {
-        KEYWORDS.iter().any(|name| {
-            self.aliases.contains(&format!("[{name}]=")) || self.aliases.contains(&format!("[\"{name}\"]="))
-        })
+        KEYWORDS
+            .iter()
+            .any(|name| self.has_alias(name) || self.has_alias(&format!("\"{name}\"")))
+    }
+
+    fn has_alias(&self, name: &str) -> bool {
+        contains(&self.aliases, format!("[{name}]=").as_bytes())
     }
 
     /// Puts the user's `expand_aliases` in place of what the idle shell has.
@@ -208,47 +291,43 @@ impl Snapshot {
     }
 
     /// Whether the text of a function or alias of this shell is one that `wanted` looks for.
-    fn any_text(&self, wanted: impl Fn(&str) -> bool) -> bool {
+    fn any_text(&self, wanted: impl Fn(&[u8]) -> bool) -> bool {
         wanted(&self.aliases) || self.functions.values().any(|text| wanted(text))
+    }
+
+    fn traps_any(&self, signals: &[&str]) -> bool {
+        self.traps.iter().any(|trap| signals.contains(&trap.signal.as_str()))
     }
 
     /// Whether the user has a trap for the end of the shell, or for the signal by which the agent ends one.
     #[must_use]
     pub fn traps_the_end(&self) -> bool {
-        self.user_traps().iter().any(|trap| {
-            ["EXIT", "VTALRM", "SIGVTALRM"]
-                .iter()
-                .any(|name| trap.trim_end().ends_with(&format!(" {name}")))
-        })
+        self.traps_any(&["EXIT", "VTALRM"])
     }
 
     /// Whether SIGINT runs a trap of the user's: then it would not end a list.
     #[must_use]
     pub fn traps_interrupt(&self) -> bool {
-        self.traps
-            .lines()
-            .any(|line| line.ends_with(" INT") || line.ends_with(" SIGINT"))
+        self.traps_any(&["INT"])
     }
 
     /// Whether `name` is a function or an alias here.
     #[must_use]
     pub fn redefines(&self, name: &str) -> bool {
-        self.functions.contains_key(name) || self.aliases.contains(&format!("[{name}]="))
+        self.functions.contains_key(name.as_bytes()) || self.has_alias(name)
     }
 
     /// Whether any command runs a trap of the user's.
     #[must_use]
     pub fn traps_commands(&self) -> bool {
-        self.traps
-            .lines()
-            .any(|line| line.ends_with(" DEBUG") || line.ends_with(" ERR") || line.ends_with(" RETURN"))
+        self.traps_any(&[DEBUG, "ERR", "RETURN"])
     }
 
     /// Puts another working directory in place of this state's, unless both are one by different names.
-    pub fn move_to(&mut self, directory: &str) {
-        let same = std::fs::canonicalize(&self.directory).is_ok_and(|path| path.to_str() == Some(directory));
+    pub fn move_to(&mut self, directory: &Path) {
+        let same = std::fs::canonicalize(OsStr::from_bytes(&self.directory)).is_ok_and(|path| path == directory);
         if !same {
-            directory.clone_into(&mut self.directory);
+            directory.as_os_str().as_bytes().clone_into(&mut self.directory);
         }
     }
 
@@ -260,9 +339,20 @@ impl Snapshot {
     /// Forgets the functions that stand in for what the wrapper needs: a shell that has them all runs no command.
     pub fn without_shadows(&mut self) {
         for name in SHADOWS {
-            self.functions.remove(name);
+            self.functions.remove(name.as_bytes());
         }
     }
+}
+
+/// The definition of a function as bash printed it, without the keyword that newer ones put before odd names, and, where
+/// `type` printed it, without the line that says what it is.
+fn definition(kind: u8, body: &[u8]) -> &[u8] {
+    let text = match body.iter().position(|byte| *byte == b'\n') {
+        Some(end) if kind == b'T' => &body[end + 1..],
+        _ => body,
+    };
+    let text = text.strip_prefix(b"function ").unwrap_or(text);
+    text.strip_suffix(b"\n").unwrap_or(text)
 }
 
 fn kept(name: &str) -> bool {
@@ -273,7 +363,7 @@ fn kept(name: &str) -> bool {
 mod tests {
     use super::*;
 
-    const OUTPUT: &[u8] = b"D\nBEGIN\x003\0D\ntrap -- '{ \\. /proc/9/fd/15; } </dev/null >/proc/9/fd/14 2>/dev/null' EXIT\ntrap -- 'echo\n i' INT\ntrap -- - HUP\ntrap -- - ERR\n\0extglob\0errexit:xtrace\0/usr\0VIFS\0declare -- IFS=\" \"\n\0VBASHOPTS\0\0\
+    const OUTPUT: &[u8] = b"D\nBEGIN\x003\0D\ntrap -- '{ CLI_MCP_X=$? \\. /proc/9/fd/15; } </dev/null >/proc/9/fd/14 2>/dev/null' EXIT\ntrap -- 'echo\n i' INT\ntrap -- - HUP\ntrap -- - ERR\n\0extglob\0errexit:xtrace\0/usr\0VIFS\0declare -- IFS=\" \"\n\0VBASHOPTS\0\0\
         P\0a\\ b \0VUID\0declare -ir UID=\"0\"\n\0VX\0declare -- X=\"1\"\n\0Ff\0f () \n{ \n    echo F\n}\n\0G\0declare -fx f\n\0\
         A\0declare -A BASH_ALIASES=([ll]=\"ls -l\" )\n\0U\x000022\n\0LSn\x00100\n\0END\0";
 
@@ -282,7 +372,7 @@ mod tests {
         let snapshot = Snapshot::parse(OUTPUT).unwrap();
         assert_eq!(snapshot.exit_code, Some(3));
         assert!(snapshot.traps_interrupt() && snapshot.redefines("f") && snapshot.redefines("ll"));
-        let script = snapshot.restore_script(&["GONE".into(), "X".into()], "own");
+        let script = String::from_utf8(snapshot.restore_script(&["GONE".into(), "X".into()], "own")).unwrap();
         for expected in [
             "\\cd -- '/usr' || \\cd -- '/'",
             "\\unset -v 'GONE'",
@@ -291,7 +381,8 @@ mod tests {
             "\\trap 'own' EXIT",
             "\\eval 'trap -- '\\''echo\n i'\\'' INT",
             "\\set -o 'xtrace'",
-            "\\declare -fx f",
+            "\\declare -fx -- 'f'",
+            "\\eval 'function f () ",
             "BASH_ALIASES=([ll]=\"ls -l\" )",
         ] {
             assert!(script.contains(expected), "{expected} in {script}");

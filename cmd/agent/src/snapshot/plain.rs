@@ -3,6 +3,7 @@
 
 use std::collections::BTreeSet;
 
+use super::traps::Trap;
 use super::{Snapshot, commands};
 
 /// Words after which more than one plain command would have to be understood: keywords, and builtins that change state.
@@ -114,12 +115,7 @@ pub fn may_set_traps(command: &str, known: &Snapshot) -> bool {
     let Some(own) = commands::commands(command) else {
         return true;
     };
-    let Some(trapped) = known
-        .user_traps()
-        .iter()
-        .map(|trap| commands_of_trap(trap))
-        .collect::<Option<Vec<_>>>()
-    else {
+    let Some(trapped) = known.traps.iter().map(commands_of_trap).collect::<Option<Vec<_>>>() else {
         return true;
     };
     let mut found: BTreeSet<String> = own.names;
@@ -142,12 +138,12 @@ fn names_trap(text: &str) -> bool {
         .any(|word| word == "trap")
 }
 
-/// The commands that a trap runs, by a line of `trap -p`.
-fn commands_of_trap(line: &str) -> Option<BTreeSet<String>> {
-    let [_, _, text, signal] = <[String; 4]>::try_from(commands::words(line)?).ok()?;
-    if signal == "EXIT" {
+/// The commands that a trap runs.
+fn commands_of_trap(trap: &Trap) -> Option<BTreeSet<String>> {
+    if trap.signal == "EXIT" {
         return Some(BTreeSet::new());
     }
+    let [_, _, text, _] = <[String; 4]>::try_from(commands::words(&String::from_utf8_lossy(&trap.text))?).ok()?;
     commands::commands(&text).map(|found| found.names)
 }
 
@@ -158,11 +154,12 @@ impl Snapshot {
 
     /// The commands of the function and of the alias of this name, None for one that does not tell.
     fn texts_of(&self, name: &str) -> Vec<Option<BTreeSet<String>>> {
-        let function = self.functions.get(name).map(|text| {
-            let found = commands::commands(text).filter(|_| !names_trap(text));
+        let function = self.functions.get(name.as_bytes()).map(|text| {
+            let text = String::from_utf8_lossy(text);
+            let found = commands::commands(&text).filter(|_| !names_trap(&text));
             found.map(|found| found.names)
         });
-        let alias = match commands::elements(&self.aliases) {
+        let alias = match commands::elements(&String::from_utf8_lossy(&self.aliases)) {
             Some(aliases) => aliases.into_iter().find(|(other, _)| other == name).map(|(_, text)| {
                 text.filter(|text| !names_trap(text))
                     .and_then(|text| commands::alias(&text))
@@ -175,6 +172,7 @@ impl Snapshot {
 
 #[cfg(test)]
 mod tests {
+    use super::super::traps::read_traps;
     use super::*;
 
     #[test]
@@ -211,10 +209,10 @@ mod tests {
                 ("calls", "calls () \n{ \n    plain; sets\n}\n"),
                 ("plain", "plain () \n{ \n    kubectl get pods | grep \"$1\"; plain\n}\n"),
             ]
-            .map(|(name, text)| (name.to_owned(), text.to_owned()))
+            .map(|(name, text)| (name.into(), text.into()))
             .into(),
             aliases: "declare -A BASH_ALIASES=([ll]=\"ls -l\" [b]=\"builtin \" [s]=\"sets 'x y'\" [n]=$'a\\nb' )\n"
-                .to_owned(),
+                .into(),
             ..Snapshot::default()
         };
         for text in [
@@ -304,7 +302,7 @@ mod tests {
             assert!(!may_set_traps(text, &known), "{text}");
         }
         let traps = |text: &str| Snapshot {
-            traps: text.to_owned(),
+            traps: read_traps(text.as_bytes()),
             ..known.clone()
         };
         assert!(may_set_traps("ls", &traps("trap -- 'calls' DEBUG\n")));

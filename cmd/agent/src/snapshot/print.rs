@@ -3,13 +3,23 @@
 /// Runs after [`crate::script::snapshot`] has made it safe to: in POSIX mode, where no function stands in for a special
 /// builtin. Aliases go first, since they could be called like the keywords that follow.
 ///
+/// A bash whose parser has gone wrong (see [`crate::script::RESYNC`]) has spoilt the memory that holds the quotes which are
+/// open: a subshell of it aborts when it has to make room for more of them, so at last it reads a word with many.
+///
 /// A shell that ends inside a function still has its local variables, which are no state. In a subshell each variable is
 /// declared globally, so that there is one to be seen below the local ones, and then taken away from within another
-/// function, where that uncovers the next, until none is left: it hid as many as were seen, less one.
+/// function, where that uncovers the next, until none is left: it hid as many as were seen, less one. `FUNCNEST`, which may
+/// forbid that function, is lifted meanwhile, and looked at last; where it cannot be, the state is left without its end.
+///
+/// What comes after the list of functions may take functions away that are called like the builtins it needs. A variable
+/// that is declared and not set is in no list of names: such are seen when all others are taken away.
 pub const PRINT_STATE: &str = r#"\unset -f shopt; \shopt -u expand_aliases
 \unset -f declare compgen alias ulimit umask local
 \unset POSIXLY_CORRECT
+CLI_MCP_E=
 if \local CLI_MCP_Z; then
+CLI_MCP_E=x CLI_MCP_M=${FUNCNEST-}; [[ ${FUNCNEST+x} ]] && FUNCNEST=0
+CLI_MCP_E=
 CLI_MCP_P() { if [[ -R $1 ]]; then \unset -n -- "$1"; else \unset -v -- "$1"; fi; }
 CLI_MCP_T() {
 CLI_MCP_C=-1
@@ -18,11 +28,14 @@ while \declare -p "$1" >/dev/null && [[ $CLI_MCP_C != 40 ]]; do CLI_MCP_P "$1"; 
 [[ $CLI_MCP_C -lt 1 || $CLI_MCP_C == 40 ]] || \printf '%s:%s;' "$1" "$CLI_MCP_C"
 }
 CLI_MCP_Q=$(CLI_MCP_T IFS; IFS=$' \t\n'; \set -f
-for CLI_MCP_N in $(\compgen -v); do [[ $CLI_MCP_N == CLI_MCP_* || $CLI_MCP_N == IFS ]] || CLI_MCP_T "$CLI_MCP_N"; done)
+for CLI_MCP_N in $(\compgen -v); do [[ $CLI_MCP_N == CLI_MCP_* || $CLI_MCP_N == IFS || $CLI_MCP_N == FUNCNEST ]] || CLI_MCP_T "$CLI_MCP_N"; done
+\declare -g FUNCNEST=0; CLI_MCP_T FUNCNEST)
 while [[ $CLI_MCP_Q == *\;* ]]; do
 CLI_MCP_N=${CLI_MCP_Q%%:*} CLI_MCP_Q=${CLI_MCP_Q#*:}; CLI_MCP_C=${CLI_MCP_Q%%;*} CLI_MCP_Q=${CLI_MCP_Q#*;}
+[[ $CLI_MCP_N == FUNCNEST ]] && CLI_MCP_M=
 while (( CLI_MCP_C-- > 0 )); do CLI_MCP_P "$CLI_MCP_N"; done
 done
+[[ $CLI_MCP_M ]] && FUNCNEST=$CLI_MCP_M
 fi
 \printf '%s\0' "$CLI_MCP_B" "$CLI_MCP_S" "$PWD"
 \printf 'VIFS\0'; \declare -p IFS; \printf '\0'
@@ -30,10 +43,19 @@ IFS=$' \t\n'
 \set -f
 \printf 'P\0'; [[ $# != 0 ]] && \printf '%q ' "$@"; \printf '\0'
 for CLI_MCP_N in $(\compgen -v); do [[ $CLI_MCP_N == IFS ]] || { \printf 'V%s\0' "$CLI_MCP_N"; \declare -p -- "$CLI_MCP_N"; \printf '\0'; }; done
-for CLI_MCP_N in $(\compgen -A function); do \printf 'F%s\0' "$CLI_MCP_N"; \declare -f -- "$CLI_MCP_N"; \printf '\0'; done
+for CLI_MCP_N in $(\compgen -A function); do [[ $CLI_MCP_N == *=* ]] || { \printf 'F%s\0' "$CLI_MCP_N"; \declare -f -- "$CLI_MCP_N"; \printf '\0'; }; done
 \printf 'G\0'; \declare -F; \printf '\0'
 \printf 'A\0'; \declare -p BASH_ALIASES; \printf '\0'
+\printf 'H\0'; \declare -p BASH_CMDS; \printf '\0'
 \printf 'U\0'; \umask; \printf '\0'
 for CLI_MCP_N in S H; do for CLI_MCP_L in c d e f i l m n q r s t u v x; do \printf 'L%s%s\0' $CLI_MCP_N $CLI_MCP_L; \ulimit -$CLI_MCP_N$CLI_MCP_L; \printf '\0'; done; done
-\printf 'END\0'
+POSIXLY_CORRECT=y; \unset -f pwd complete type unset eval; \enable pwd complete type; \unset POSIXLY_CORRECT
+for CLI_MCP_N in $(\compgen -A function); do [[ $CLI_MCP_N == *=* ]] && { \printf 'T%s\0' "$CLI_MCP_N"; \type -- "$CLI_MCP_N"; \printf '\0'; }; done
+\printf 'C\0'; \complete -p; \printf '\0'
+\printf 'S\0'; for ((CLI_MCP_C = ${#DIRSTACK[@]} - 1; CLI_MCP_C > 0; CLI_MCP_C--)); do \printf '%q ' "${DIRSTACK[CLI_MCP_C]}"; done; \printf '\0'
+\printf 'D\0'; if [[ $PWD == /* && $PWD -ef . ]]; then \printf '%s\n' "$PWD"; else \pwd -P || \printf '%s\n' "$PWD"; fi; \printf '\0'
+for CLI_MCP_N in $(\compgen -v); do if [[ $CLI_MCP_N == IFS || $CLI_MCP_N == CLI_MCP_* ]]; then [[ x ]]; elif [[ -R $CLI_MCP_N ]]; then \unset -n -- "$CLI_MCP_N"; else \unset -v -- "$CLI_MCP_N"; fi; done
+\printf 'N\0'; \declare -p; \printf '\0'
+[[ $CLI_MCP_E ]] || \printf 'END\0'
+[[ $CLI_MCP_X ]] || { CLI_MCP_D=; for ((CLI_MCP_C = 64; CLI_MCP_C > 0; CLI_MCP_C--)); do CLI_MCP_D='"${CLI_MCP_N+'$CLI_MCP_D'}"'; done; \eval "CLI_MCP_D=$CLI_MCP_D"; }
 "#;

@@ -11,7 +11,7 @@ const SHADOWING: [&str; 9] = [
 pub(super) struct Shadow {
     pub(super) name: &'static str,
     /// Its definition.
-    pub(super) text: String,
+    pub(super) text: Vec<u8>,
     /// What `declare -f` needs besides to give it its attributes, such as `x`.
     pub(super) attributes: String,
 }
@@ -29,15 +29,18 @@ pub fn print_shadows() -> String {
 }
 
 /// Finds them in what [`print_shadows`] printed: each definition, followed by a `declare` of its attributes.
-pub(super) fn find_shadows(listing: &str) -> Vec<Shadow> {
+pub(super) fn find_shadows(listing: &[u8]) -> Vec<Shadow> {
     SHADOWING
         .into_iter()
         .filter_map(|name| {
             let (text, attributes) = find_definition(listing, name)?;
-            let exported = listing.lines().any(|line| line == format!("export -f {name}"));
+            let line = format!("export -f {name}");
+            let exported = listing
+                .split(|byte| *byte == b'\n')
+                .any(|other| other == line.as_bytes());
             Some(Shadow {
                 name,
-                text: text.trim_end().to_owned(),
+                text: text.trim_ascii_end().to_vec(),
                 attributes: attributes
                     .chars()
                     .filter(|attribute| exported || *attribute != 'x')
@@ -48,22 +51,25 @@ pub(super) fn find_shadows(listing: &str) -> Vec<Shadow> {
 }
 
 /// A function's definition, and its attributes.
-fn find_definition<'a>(listing: &'a str, name: &str) -> Option<(&'a str, &'a str)> {
+fn find_definition<'a>(listing: &'a [u8], name: &str) -> Option<(&'a [u8], &'a str)> {
     let header = format!("{name} () \n");
-    let start = listing
-        .match_indices(&header)
-        .map(|(start, _)| start)
-        .find(|start| *start == 0 || listing[..*start].ends_with('\n'))?;
-    let mut end = start;
+    let mut found = None;
+    let mut end = 0;
     let mut closed = false;
-    for line in listing[start..].split_inclusive('\n') {
-        let attributes = line
-            .strip_prefix("declare -f")
-            .and_then(|rest| rest.trim_end().strip_suffix(name)?.strip_suffix(' '));
-        match attributes {
-            // A here-document may hold such a line too: only what follows the closing brace ends the function.
-            Some(attributes) if closed => return Some((&listing[start..end], attributes)),
-            _ => closed = line.starts_with('}'),
+    for line in listing.split_inclusive(|byte| *byte == b'\n') {
+        if found.is_none() && line == header.as_bytes() {
+            found = Some(end);
+        }
+        if let Some(start) = found {
+            let attributes = std::str::from_utf8(line)
+                .ok()
+                .and_then(|line| line.strip_prefix("declare -f"))
+                .and_then(|rest| rest.trim_end().strip_suffix(name)?.strip_suffix(' '));
+            match attributes {
+                // A here-document may hold such a line too: only what follows the closing brace ends the function.
+                Some(attributes) if closed => return Some((&listing[start..end], attributes)),
+                _ => closed = line.starts_with(b"}"),
+            }
         }
         end += line.len();
     }
@@ -77,7 +83,7 @@ mod tests {
     fn shadow(name: &'static str, text: &str, attributes: &str) -> Shadow {
         Shadow {
             name,
-            text: text.to_owned(),
+            text: text.as_bytes().to_vec(),
             attributes: attributes.to_owned(),
         }
     }
@@ -88,7 +94,7 @@ mod tests {
         let after = "f () \n{ \n    printf () \n    :\n}\ndeclare -fx f\nalias () \n{ \n    :\n}\ndeclare -fx alias\n\
                      printf () \n{ \n    cat <<E\ndeclare -fx printf\nE\n\n} > /dev/null\ndeclare -frx printf\n";
         assert_eq!(
-            find_shadows(&format!("{before}{after}")),
+            find_shadows(format!("{before}{after}").as_bytes()),
             [
                 shadow(
                     "printf",
@@ -102,7 +108,7 @@ mod tests {
 
     #[test]
     fn half_a_function_is_none() {
-        assert_eq!(find_shadows("printf () \n{ \n    :\n"), []);
-        assert_eq!(find_shadows(""), []);
+        assert_eq!(find_shadows(b"printf () \n{ \n    :\n"), []);
+        assert_eq!(find_shadows(b""), []);
     }
 }

@@ -400,6 +400,7 @@ impl Bench {
                     labels
                 }),
                 annotations: template.metadata.annotations.clone(),
+                owner_references: template.metadata.owner_references.clone(),
                 ..kube::core::ObjectMeta::default()
             };
             if let Some(spec) = &mut pod.spec {

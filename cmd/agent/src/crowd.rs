@@ -7,13 +7,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
+use nix::sys::signal::Signal;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep};
 
 use crate::processes::{self, Identity, Process};
 use crate::reaper::Reaper;
+use crate::scope::send;
 
 /// How often the processes are counted while there may be more than bash.
 const LOOK: Duration = Duration::from_millis(100);
@@ -111,7 +111,7 @@ impl Crowd {
     /// Stops all processes of the sandbox at once, as no walk over them one by one could. The runner of a call then ends
     /// these as it does at a timeout; where no call runs, they are killed here.
     async fn halt(&self, own: &[i32], call_runs: bool) {
-        signal(-1, Signal::SIGSTOP);
+        send(-1, Signal::SIGSTOP);
         let table = processes::table();
         let entered: HashSet<Identity> = processes::entered_from_outside(&table).into_iter().collect();
         let let_be = |process: &Process| {
@@ -119,7 +119,7 @@ impl Crowd {
             pid == 1 || own.contains(&pid) || entered.contains(&process.identity)
         };
         for process in table.iter().filter(|process| let_be(process)) {
-            signal(process.identity.pid, Signal::SIGCONT);
+            send(process.identity.pid, Signal::SIGCONT);
         }
         if !call_runs {
             kill_all_but(let_be).await;
@@ -135,18 +135,13 @@ async fn kill_all_but(let_be: impl Fn(&Process) -> bool) {
         let mut rest = processes::table();
         rest.retain(|process| !let_be(process) && !process.ended());
         for process in &rest {
-            signal(process.identity.pid, Signal::SIGKILL);
+            send(process.identity.pid, Signal::SIGKILL);
         }
         if rest.is_empty() || Instant::now() > deadline {
             return;
         }
         sleep(STEP).await;
     }
-}
-
-fn signal(pid: i32, signal: Signal) {
-    // Gone already is as good.
-    let _ = kill(Pid::from_raw(pid), signal);
 }
 
 fn bound(most: usize, memory: Option<u64>) -> usize {

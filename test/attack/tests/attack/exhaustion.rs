@@ -88,6 +88,16 @@ async fn answers_again(session: Session) -> Result<()> {
     Ok(())
 }
 
+/// The numbers that a program has printed after the word.
+fn figures<N: std::str::FromStr>(text: &str) -> Result<Vec<N>> {
+    text.lines()
+        .find_map(|line| line.strip_prefix("FIGURES "))
+        .with_context(|| text.to_owned())?
+        .split(' ')
+        .map(|number| number.parse().ok().with_context(|| text.to_owned()))
+        .collect()
+}
+
 fn node_is_ready() -> Result<()> {
     let ready = kubectl::ok(&[
         "get",
@@ -224,13 +234,7 @@ except OSError as error:
 print("FIGURES", len(proxied), sum(map(shut, proxied)), len(silent), held, len(files))
 "#;
     let (session, text) = beside_a_victim("sockets", &format!("python3 - <<'PYTHON'\n{PROGRAM}\nPYTHON\n")).await?;
-    let figures: Vec<usize> = text
-        .lines()
-        .find_map(|line| line.strip_prefix("FIGURES "))
-        .context(text.clone())?
-        .split(' ')
-        .map(|number| number.parse().with_context(|| text.clone()))
-        .collect::<Result<_>>()?;
+    let figures: Vec<usize> = figures(&text)?;
     let [proxied, shut, silent, held, files] = figures[..] else {
         bail!("five figures, not {text}");
     };
@@ -280,13 +284,7 @@ async fn processor() -> Result<()> {
         ),
     )
     .await?;
-    let figures: Vec<f64> = text
-        .lines()
-        .find_map(|line| line.strip_prefix("FIGURES "))
-        .context(text.clone())?
-        .split(' ')
-        .map(|number| number.parse().with_context(|| text.clone()))
-        .collect::<Result<_>>()?;
+    let figures: Vec<f64> = figures(&text)?;
     let [quota, period, used, elapsed] = figures[..] else {
         bail!("four figures, not {text}");
     };

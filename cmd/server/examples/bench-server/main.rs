@@ -10,7 +10,7 @@ use anyhow::{Context, Result, ensure};
 use cli_mcp_figures::{Figure, percentile};
 use cli_mcp_sandbox::token::HmacKey;
 use futures::StreamExt;
-use futures::stream::FuturesUnordered;
+use futures::future::try_join_all;
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::{Pod, Secret};
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
@@ -27,7 +27,7 @@ const NAMESPACE: &str = "bench-server";
 const INSTANCE: &str = "bench";
 const OPERATOR: &str = "cli-mcp-operator-system";
 /// Pods of the pool, and so sessions that begin at [`CLAIM_PERIOD`].
-const POOL: usize = 24;
+const POOL: usize = 48;
 const CLAIM_PERIOD: Duration = Duration::from_millis(50);
 /// How many of them begin one after the other.
 const ALONE: usize = 8;
@@ -285,23 +285,23 @@ impl Bench {
         }
         let warm = unassigned(&self.pods).await?;
         let sessions: Vec<String> = (0..warm).map(|n| format!("claim-{n}")).collect();
-        let (alone, at_once) = sessions.split_at(ALONE.min(sessions.len()));
+        let (alone, in_a_row) = sessions.split_at(ALONE.min(sessions.len()));
         let mut undisturbed = Vec::new();
         for session in alone {
             undisturbed.push(self.call(session).await?);
         }
         let log = AuditLog::open()?;
         let begin = log.end()?;
-        let mut calls = FuturesUnordered::new();
-        let mut beat = tokio::time::interval(CLAIM_PERIOD);
-        let mut samples = Vec::new();
-        for session in at_once {
-            beat.tick().await;
-            calls.push(self.call(session));
-        }
-        while let Some(sample) = calls.next().await {
-            samples.push(sample?);
-        }
+        let mut beats = Duration::ZERO;
+        let samples = try_join_all(in_a_row.iter().map(|session| {
+            let beat = beats;
+            beats += CLAIM_PERIOD;
+            async move {
+                tokio::time::sleep(beat).await;
+                self.call(session).await
+            }
+        }))
+        .await?;
         let requests = log.control(begin).await?;
         figures.extend([
             Figure::new("floor: one write to the API server, p50", percentile(&writes, 50), "ms"),

@@ -11,7 +11,12 @@ use cli_mcp_figures::Figure;
 use serde_json::{Value, json};
 
 const TOKEN: &str = "bench";
-const LINES: &str = "yes 0123456789012345678901234567890123456789012345678 | head -c 100000000";
+
+/// Bytes of output in lines of 50, at which a call is measured beside a plain pipe: how it grows.
+const SIZES: [u64; 5] = [1, 1_000, 1_000_000, 100_000_000, 1_000_000_000];
+
+/// The size that has bars.
+const MUCH: u64 = 100_000_000;
 
 /// The argument with which this program starts itself as the floor.
 const SERVE_ECHO: &str = "serve-echo";
@@ -69,23 +74,36 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         .at_most(1.6),
     );
 
-    run(&mut to_agent, "yes | head -c 3000000")?;
-    let before = resident(&agent)?;
-    let (mut pipe, mut through) = (Vec::new(), Vec::new());
-    for _ in 0..5 {
-        pipe.push(plain_pipe()?);
-        let begun = Instant::now();
-        run(&mut to_agent, LINES)?;
-        through.push(begun.elapsed());
+    // What the allocator keeps once output was at the limit that is kept.
+    run(&mut to_agent, &lines(3_000_000))?;
+    for size in SIZES {
+        let before = resident(&agent)?;
+        let command = lines(size);
+        let (mut pipe, mut through) = (Vec::new(), Vec::new());
+        for _ in 0..if size > MUCH { 1 } else { 5 } {
+            pipe.push(plain_pipe(&command)?);
+            let begun = Instant::now();
+            run(&mut to_agent, &command)?;
+            through.push(begun.elapsed());
+        }
+        let (piped, sent) = (median(&mut pipe), median(&mut through));
+        let wall = Figure::new(
+            format!("{size} B of lines over a plain pipe and its bash (ms), wall"),
+            ratio(sent, piped),
+            "x",
+        )
+        .of(milliseconds(piped), milliseconds(sent));
+        let grown = Figure::new(
+            format!("{size} B of lines, growth of resident memory"),
+            kib_to_mib(resident(&agent)?.saturating_sub(before)),
+            "MiB",
+        );
+        figures.extend(if size == MUCH {
+            [wall.at_most(1.5), grown.at_most(8.0)]
+        } else {
+            [wall, grown]
+        });
     }
-    let (piped, sent) = (median(&mut pipe), median(&mut through));
-    figures.push(
-        Figure::new("100 MB of lines over a plain pipe (ms), wall", ratio(sent, piped), "x")
-            .of(milliseconds(piped), milliseconds(sent))
-            .at_most(1.5),
-    );
-    let grown = kib_to_mib(resident(&agent)?.saturating_sub(before));
-    figures.push(Figure::new("100 MB of lines, growth of resident memory", grown, "MiB").at_most(8.0));
     figures.push(Figure::new("idle resident memory", kib_to_mib(idle), "MiB").at_most(4.0));
 
     let (mut overruns, mut kept) = (Vec::new(), true);
@@ -235,10 +253,14 @@ fn serve_echo() -> std::io::Result<()> {
     })
 }
 
-fn plain_pipe() -> std::io::Result<Duration> {
+fn lines(size: u64) -> String {
+    format!("yes 0123456789012345678901234567890123456789012345678 | head -c {size}")
+}
+
+fn plain_pipe(command: &str) -> std::io::Result<Duration> {
     let begun = Instant::now();
     let mut child = Command::new("bash")
-        .args(["-c", LINES])
+        .args(["-c", command])
         .stdout(Stdio::piped())
         .spawn()?;
     if let Some(mut output) = child.stdout.take() {

@@ -8,7 +8,8 @@ start_kubelet_and_kube_proxy() {
   : >"$state/node/resolv.conf"
   # An image that the kubelet removes to save space could not be pulled again: it never does, and the thresholds of
   # eviction are those of a disk that is nearly full. Processes of a pod are limited as OpenShift does. A pod that writes
-  # too much is found out in seconds: the default is a minute.
+  # too much is found out in seconds: the default is a minute. As many pods as the node has addresses for, with some to
+  # spare for those that go away.
   cat >"$state/kubelet/config.yaml" <<YAML
 apiVersion: kubelet.config.k8s.io/v1beta1
 kind: KubeletConfiguration
@@ -28,6 +29,7 @@ failSwapOn: false
 imageGCHighThresholdPercent: 100
 kubeAPIQPS: 500
 kubeAPIBurst: 1000
+maxPods: 240
 podPidsLimit: 4096
 podLogsDir: $state/log/pods
 resolvConf: $state/node/resolv.conf

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 pub enum FiguresError {
     /// A figure is no number: nothing was measured, or its floor is zero.
     #[error("{0}: could not be measured")]
-    NotMeasured(&'static str),
+    NotMeasured(String),
     /// The report cannot be written.
     #[error("the report cannot be written: {0}")]
     Write(#[from] std::io::Error),
@@ -21,7 +21,7 @@ pub enum FiguresError {
 /// One figure.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Figure {
-    what: &'static str,
+    what: String,
     value: f64,
     unit: &'static str,
     compared: Option<(f64, f64)>,
@@ -31,9 +31,9 @@ pub struct Figure {
 impl Figure {
     /// A figure with its unit, such as `ms`; `x` is a ratio.
     #[must_use]
-    pub fn new(what: &'static str, value: f64, unit: &'static str) -> Self {
+    pub fn new(what: impl Into<String>, value: f64, unit: &'static str) -> Self {
         Self {
-            what,
+            what: what.into(),
             value,
             unit,
             compared: None,
@@ -69,7 +69,7 @@ impl Figure {
 /// When a figure is no number.
 pub fn report(figures: &[Figure]) -> Result<String, FiguresError> {
     if let Some(figure) = figures.iter().find(|figure| !figure.value.is_finite()) {
-        return Err(FiguresError::NotMeasured(figure.what));
+        return Err(FiguresError::NotMeasured(figure.what.clone()));
     }
     let mut text = "| figure | floor | measured | value | bar | |\n|---|---|---|---|---|---|\n".to_owned();
     for figure in figures {

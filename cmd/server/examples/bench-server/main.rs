@@ -32,6 +32,12 @@ const CLAIM_PERIOD: Duration = Duration::from_millis(50);
 /// How many of them begin one after the other.
 const ALONE: usize = 8;
 const COLD_STARTS: usize = 5;
+/// Real sessions at once, at which a warm call is measured.
+const GROWTH: [usize; 4] = [1, 20, 100, 200];
+/// Sandboxes that start at a time.
+const STARTS_AT_ONCE: usize = 4;
+/// Calls of each size of [`GROWTH`], over all its sessions in turn.
+const GROWTH_CALLS: usize = 400;
 const IDLE_SESSIONS: usize = 1000;
 
 fn main() -> Result<()> {
@@ -49,6 +55,7 @@ fn main() -> Result<()> {
         let measured = async {
             bench.claims(&mut figures).await?;
             bench.cold(&mut figures).await?;
+            bench.growth(&mut figures).await?;
             bench.idle_sessions(&mut figures).await
         }
         .await;
@@ -88,7 +95,7 @@ impl Bench {
                 "apiVersion": "cli-mcp.redhat.com/v1alpha1", "kind": "CliMcpInstance",
                 "metadata": {"name": INSTANCE, "namespace": NAMESPACE},
                 "spec": {
-                    "sandbox": {"warmPoolSize": POOL, "resources": {"requests": {"cpu": "10m", "memory": "16Mi"}}},
+                    "sandbox": {"warmPoolSize": POOL, "resources": {"requests": {"cpu": "5m", "memory": "16Mi"}}},
                     "proxy": {"targets": [{"type": "kubernetes"}]},
                 },
             })
@@ -333,6 +340,11 @@ impl Bench {
             )
             .at_most(250.0),
         ]);
+        self.end_sessions().await
+    }
+
+    /// Deletes every sandbox but that of the session `warm`.
+    async fn end_sessions(&self) -> Result<()> {
         let all =
             ListParams::default().labels("cli-mcp.redhat.com/component=sandbox,cli-mcp.redhat.com/session-id!=warm");
         self.pods
@@ -380,6 +392,37 @@ impl Bench {
             .at_most(150.0),
         ]);
         Ok(())
+    }
+
+    /// How a warm call and the server's memory grow with the sessions that live.
+    async fn growth(&self, figures: &mut Vec<Figure>) -> Result<()> {
+        let mut alive = 0;
+        for sessions in GROWTH {
+            let started: Vec<_> = futures::stream::iter(alive..sessions)
+                .map(async |n| self.call(&format!("grown-{n}")).await)
+                .buffer_unordered(STARTS_AT_ONCE)
+                .collect()
+                .await;
+            started.into_iter().collect::<Result<Vec<_>>>()?;
+            alive = sessions;
+            let mut calls = Vec::new();
+            for n in 0..GROWTH_CALLS {
+                calls.push(self.call(&format!("grown-{}", n % sessions)).await?);
+            }
+            figures.extend([
+                Figure::new(
+                    format!("a warm call, in turn over {sessions} sessions, p50"),
+                    percentile(&calls, 50),
+                    "ms",
+                ),
+                Figure::new(
+                    format!("resident memory of the server with {sessions} sessions"),
+                    resident()?,
+                    "MiB",
+                ),
+            ]);
+        }
+        self.end_sessions().await
     }
 
     async fn delete(&self, pod: &Pod) -> Result<()> {

@@ -34,6 +34,12 @@ struct Replica {
     _forward: Forward,
 }
 
+fn rolled_out(namespace: &str) -> Result<()> {
+    let deployment = "deployment/cli-mcp-two";
+    kubectl::ok(&["-n", namespace, "rollout", "status", deployment, "--timeout=180s"])?;
+    Ok(())
+}
+
 impl Replicas {
     fn create(namespace: &str, pool: usize) -> Result<Self> {
         let spec = format!(
@@ -51,14 +57,7 @@ impl Replicas {
     /// Connects to the pods that run now.
     fn forward(&mut self) -> Result<()> {
         let namespace = &self.instance.namespace;
-        kubectl::ok(&[
-            "-n",
-            namespace,
-            "rollout",
-            "status",
-            "deployment/cli-mcp-two",
-            "--timeout=180s",
-        ])?;
+        rolled_out(namespace)?;
         let pods = kubectl::ok(&["-n", namespace, "get", "pods", "-l", SERVERS, "-o", "json"])?;
         let pods: Value = serde_json::from_str(&pods)?;
         let staying = pods["items"]
@@ -366,14 +365,7 @@ async fn a_rollout_under_load_fails_no_call() -> Result<()> {
     };
     more(3).await?;
     kubectl::ok(&["-n", namespace, "rollout", "restart", "deployment/cli-mcp-two"])?;
-    kubectl::ok(&[
-        "-n",
-        namespace,
-        "rollout",
-        "status",
-        "deployment/cli-mcp-two",
-        "--timeout=180s",
-    ])?;
+    rolled_out(namespace)?;
     // The old pods have gone only after their last words.
     let gone = kubectl::names(namespace, "pods", SERVERS)?;
     let old: Vec<String> = two.ends.iter().map(|end| format!("pod/{}", end.pod)).collect();

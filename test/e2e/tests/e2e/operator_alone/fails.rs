@@ -26,10 +26,8 @@ async fn it_converges_while_requests_fail() -> Result<()> {
     let kubeconfig = folder.path().join("kubeconfig");
     std::fs::write(&kubeconfig, faulty.kubeconfig())?;
     let run = Run {
-        watch: name,
-        namespace: name,
-        leader: None,
         kubeconfig: Some(&kubeconfig),
+        ..Run::of_one(name)
     };
     let operator = Operator::start(folder.path(), "operator.log", &run)?;
     operator.ready().await?;

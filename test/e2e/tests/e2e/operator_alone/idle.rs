@@ -43,12 +43,7 @@ async fn ten_idle_instances_cost_no_write_and_no_list() -> Result<()> {
     let name = "e2e-idle-ten";
     let _alone = Alone::take(&[name])?;
     let folder = tempfile::tempdir()?;
-    let run = Run {
-        watch: name,
-        namespace: name,
-        leader: None,
-        kubeconfig: None,
-    };
+    let run = Run::of_one(name);
     let operator = Operator::start(folder.path(), "operator.log", &run)?;
     operator.ready().await?;
     let small = "{requests: {cpu: 1m, memory: 8Mi}, limits: {memory: 128Mi}}";

@@ -27,10 +27,8 @@ async fn die_at_every_write(
     let kubeconfig = folder.join("kubeconfig");
     std::fs::write(&kubeconfig, faulty.kubeconfig())?;
     let run = Run {
-        watch: namespace,
-        namespace,
-        leader: None,
         kubeconfig: Some(&kubeconfig),
+        ..Run::of_one(namespace)
     };
     let end = Instant::now() + 10 * cluster::PATIENCE;
     let mut deaths = 0;

@@ -44,10 +44,9 @@ async fn replicas_hand_over_and_a_lost_lease_stops_all_writes() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let start = |identity: &'static str, kubeconfig: Option<&Path>| {
         let run = Run {
-            watch: name,
-            namespace: name,
             leader: Some(identity),
             kubeconfig,
+            ..Run::of_one(name)
         };
         Operator::start(folder.path(), identity, &run)
     };

@@ -23,12 +23,7 @@ async fn on_openshift_the_service_asks_for_its_certificate() -> Result<()> {
         "--timeout=60s",
     ])?;
     let folder = tempfile::tempdir()?;
-    let run = Run {
-        watch: name,
-        namespace: name,
-        leader: None,
-        kubeconfig: None,
-    };
+    let run = Run::of_one(name);
     let operator = Operator::start(folder.path(), "operator.log", &run)?;
     operator.ready().await?;
     apply(

@@ -92,6 +92,18 @@ pub(crate) struct Run<'a> {
     pub(crate) kubeconfig: Option<&'a Path>,
 }
 
+impl<'a> Run<'a> {
+    /// For the instances of the operator's own namespace, against the current cluster, without leader election.
+    pub(crate) const fn of_one(namespace: &'a str) -> Self {
+        Self {
+            watch: namespace,
+            namespace,
+            leader: None,
+            kubeconfig: None,
+        }
+    }
+}
+
 impl Operator {
     /// Starts an operator that writes its log to a file of this name in `folder`.
     ///

@@ -147,7 +147,7 @@ test-unit: ## Run unit and component tests: real bash, real TLS, no cluster
 	  $(addprefix --test=,$(or $(UNIT_TESTS),$(error cargo metadata names no tests))) --no-fail-fast
 
 .PHONY: coverage
-coverage: ## Say how much of each file the unit and component tests run; each line in target/coverage (adds rustup's llvm-tools)
+coverage: ## Say how much of each file the unit and component tests run; each line in target/coverage/html (adds rustup's llvm-tools)
 	rustup component add llvm-tools
 	hack/tools/cargo-tool cargo-llvm-cov llvm-cov test --locked --workspace --lib --bins --examples \
 	  $(addprefix --test=,$(or $(UNIT_TESTS),$(error cargo metadata names no tests))) --no-fail-fast --html --output-dir $(TARGET_DIR)/coverage

@@ -53,8 +53,11 @@ demo: cluster-ready images ## Start a cluster, install the operator, hold a real
 	@$(IN_CLUSTER) IMAGE_PREFIX=$(IMAGE_PREFIX) TAG=$(IMAGE_TAG) hack/deploy.sh
 	@$(IN_CLUSTER) DEMO_PROGRAM=$(DEV_BIN_DIR)/demo KUBECTL_PLUGIN=$(BIN_DIR)/kubectl-cli_mcp hack/demo.sh
 
+GATE := lint test-unit test-conformance test-mcp-clients $(if $(filter dev,$(CLUSTER)),test-cluster) test-e2e test-attack \
+  $(if $(filter dev,$(CLUSTER)),soak-short)
+
 .PHONY: test
-test: lint test-unit test-conformance test-mcp-clients $(if $(filter dev,$(CLUSTER)),test-cluster) test-e2e ## Run the gate: lint, unit and component tests, other MCP clients, then the cluster's own and the end-to-end tests
+test: $(GATE) ## Run the gate: lint, unit and component tests, other MCP clients, the cluster's own, end-to-end tests, attacks, a minute of load
 
 ##@ Development
 

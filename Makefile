@@ -260,11 +260,9 @@ fuzz-proxy: ## Fuzz what reads CONNECT, heads, paths, chunks and kubeconfigs, FU
 .PHONY: bench bench-agent bench-proxy
 bench: ## Measure every part against a floor of the same run; one report, a table and JSON (BENCH="agent proxy server operator")
 	hack/bench $(TARGET_DIR)/bench $(TARGET_DIR)/bench-operator.json $(BENCH)
-bench-agent: ## Measure the agent: latency, throughput, memory, timeouts; a table and JSON
-	$(CARGO) build --locked --profile prod -p cli-mcp-agent
+bench-agent: build-prod ## Measure the agent: latency, throughput, memory, timeouts; a table and JSON
 	$(CARGO) run --locked --release -p cli-mcp-agent --example bench-agent -- $(TARGET_DIR)/$(CARGO_BUILD_TARGET)/prod/agent
-bench-proxy: ## Measure the proxy against direct TLS; a table and JSON
-	$(CARGO) build --locked --profile prod -p cli-mcp-proxy
+bench-proxy: build-prod ## Measure the proxy against direct TLS; a table and JSON
 	$(CARGO) run --locked --release -p cli-mcp-proxy --example bench-proxy -- $(TARGET_DIR)/$(CARGO_BUILD_TARGET)/prod/proxy
 .PHONY: bench-server
 bench-server: dev-cluster ## Measure the server on the development cluster; a table and JSON
@@ -274,8 +272,7 @@ bench-server: dev-cluster ## Measure the server on the development cluster; a ta
 	  hack/devcluster/enter $(abspath $(TARGET_DIR))/$(CARGO_BUILD_TARGET)/release/examples/bench-server $(CURDIR)
 
 .PHONY: bench-operator
-bench-operator: dev-cluster ## Measure the operator with 200 instances and 5,000 sandboxes on fake nodes; a table and JSON
-	$(CARGO) build --locked --profile prod -p cli-mcp-operator
+bench-operator: build-prod dev-cluster ## Measure the operator with 200 instances and 5,000 sandboxes on fake nodes; a table and JSON
 	$(IN_CLUSTER) hack/bench-operator $(TARGET_DIR)/$(CARGO_BUILD_TARGET)/prod/operator $(TARGET_DIR)/bench-operator.json
 
 ##@ Run on this machine

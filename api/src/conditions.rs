@@ -21,7 +21,7 @@ pub mod reasons {
     pub const KUBECONFIG_INVALID: &str = "KubeconfigInvalid";
     /// A Deployment has fewer available pods than it should.
     pub const DEPLOYMENT_UNAVAILABLE: &str = "DeploymentUnavailable";
-    /// A child object could not be applied, or is not ours.
+    /// A child object could not be applied or is not ours, or a Secret could not be read.
     pub const CHILDREN_NOT_READY: &str = "ChildrenNotReady";
     /// The warm pool is being filled.
     pub const WARM_POOL_NOT_READY: &str = "WarmPoolNotReady";

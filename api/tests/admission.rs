@@ -101,3 +101,38 @@ fn every_accepted_object_is_read_by_the_type_and_keeps_its_meaning() {
         assert_eq!(instance, again, "{}", case["case"]);
     }
 }
+
+/// The first field of an object that another lacks or has otherwise.
+fn lost(object: &Value, other: &Value, path: &str) -> Option<String> {
+    match (object, other) {
+        (Value::Object(object), Value::Object(_)) => object
+            .iter()
+            .find_map(|(key, value)| lost(value, &other[key], &format!("{path}.{key}"))),
+        (Value::Array(list), Value::Array(others)) if list.len() == others.len() => list
+            .iter()
+            .zip(others)
+            .find_map(|(value, other)| lost(value, other, path)),
+        _ => (object != other).then(|| path.to_owned()),
+    }
+}
+
+#[test]
+fn every_sample_is_admitted_and_loses_no_field() {
+    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../config/samples");
+    let mut samples = 0;
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.ends_with("kustomization.yaml") {
+            continue;
+        }
+        let sample: Value = serde_yaml::from_str(&std::fs::read_to_string(&path).unwrap()).unwrap();
+        let file = path.display();
+        assert_eq!(refusals(&sample), "", "{file}");
+        let instance: cli_mcp_api::v1alpha1::CliMcpInstance = serde_json::from_value(sample.clone()).unwrap();
+        let read = serde_json::to_value(&instance).unwrap();
+        assert_eq!(lost(&sample, &read, ""), None, "{file}");
+        samples += 1;
+    }
+    // The uses of the operator: kubernetes, allowlist, both, warm pool, read-only, gVisor.
+    assert_eq!(samples, 6);
+}

@@ -41,6 +41,28 @@ impl std::fmt::Debug for SecretContent {
     }
 }
 
+/// A Secret that is there and could not be read.
+#[derive(Clone, Debug)]
+pub struct Unread {
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+    /// What the API server said.
+    pub cause: Arc<kube::Error>,
+}
+
+impl Unread {
+    /// The failure, which is tried again.
+    #[must_use]
+    pub fn error(&self) -> Error {
+        Error::Api {
+            action: format!("read Secret {}/{}", self.namespace, self.name),
+            source: self.cause.clone(),
+        }
+    }
+}
+
 /// What was read for one instance.
 #[derive(Clone, Debug, Default)]
 pub struct Observed {
@@ -52,6 +74,8 @@ pub struct Observed {
     pub ca: Option<SecretContent>,
     /// The HMAC key.
     pub hmac: Option<SecretContent>,
+    /// Secrets of these that are there and could not be read.
+    pub unread: Vec<Unread>,
     /// `address:port` of the proxy's Service, once it has one.
     pub proxy_address: Option<String>,
     /// Whether a proxy pod is ready behind its Service.
@@ -66,19 +90,43 @@ pub struct Observed {
     pub sandboxes: Vec<Arc<Pod>>,
 }
 
-/// Reads everything about an instance.
+impl Observed {
+    /// Whether a Secret is there and could not be read: nothing is known of it.
+    #[must_use]
+    pub fn is_unread(&self, secret: &str) -> bool {
+        self.unread.iter().any(|unread| unread.name == secret)
+    }
+}
+
+/// Reads everything about an instance. A Secret that cannot be read holds up nothing that does without it.
 ///
 /// # Errors
 ///
-/// When a Secret cannot be read.
+/// When the API server sent an instance without a namespace.
 pub async fn dereference(context: &Context, caches: &Caches, instance: &CliMcpInstance) -> Result<Observed> {
     let namespace = instance.namespace().ok_or(Error::Incomplete("a namespace"))?;
     let name = instance.name_any();
-    let secret = async |secret_name: String| secret(context, caches, &namespace, &secret_name).await;
+    let mut unread = Vec::new();
+    let mut secret = async |secret_name: String| match secret(context, caches, &namespace, &secret_name).await {
+        Ok(content) => content,
+        Err(cause) => {
+            unread.push(Unread {
+                namespace: namespace.clone(),
+                name: secret_name,
+                cause: Arc::new(cause),
+            });
+            None
+        }
+    };
     let kubeconfig = match instance.kubeconfig_secret() {
-        Some(secret_name) => secret(secret_name).await?,
+        Some(secret_name) => secret(secret_name).await,
         None => None,
     };
+    let (tls, ca, hmac) = (
+        secret(names::tls(&name)).await,
+        secret(names::proxy_ca(&name)).await,
+        secret(names::hmac(&name)).await,
+    );
     let children = children(caches, &namespace, &name);
     let mut pods = caches.pods_of(&namespace, &name);
     pods.sort_by_key(|pod| pod.name_any());
@@ -93,9 +141,10 @@ pub async fn dereference(context: &Context, caches: &Caches, instance: &CliMcpIn
     };
     Ok(Observed {
         kubeconfig,
-        tls: secret(names::tls(&name)).await?,
-        ca: secret(names::proxy_ca(&name)).await?,
-        hmac: secret(names::hmac(&name)).await?,
+        tls,
+        ca,
+        hmac,
+        unread,
         proxy_address: proxy_address(&children, &name),
         proxy_ready: proxy_ready(caches, &namespace, &name),
         server_pods: of(Component::Server, &|pod| {
@@ -120,7 +169,12 @@ pub fn is_pod_of_deployment(pod: &Pod, deployment: &str) -> bool {
 }
 
 /// A Secret's content: from memory while its version is the watched one.
-async fn secret(context: &Context, caches: &Caches, namespace: &str, name: &str) -> Result<Option<SecretContent>> {
+async fn secret(
+    context: &Context,
+    caches: &Caches,
+    namespace: &str,
+    name: &str,
+) -> kube::Result<Option<SecretContent>> {
     let Some(known) = caches.secrets.get(&ObjectRef::new(name).within(namespace)) else {
         return Ok(None);
     };
@@ -131,11 +185,7 @@ async fn secret(context: &Context, caches: &Caches, namespace: &str, name: &str)
         return Ok(Some((**content).clone()));
     }
     let api: Api<Secret> = Api::namespaced(context.client.clone(), namespace);
-    let Some(secret) = api
-        .get_opt(name)
-        .await
-        .map_err(Error::api(format!("read Secret {namespace}/{name}")))?
-    else {
+    let Some(secret) = api.get_opt(name).await? else {
         return Ok(None);
     };
     let content = SecretContent {

@@ -1,5 +1,7 @@
 //! Why a reconcile failed and is tried again. What an admin must mend is a condition, not an error.
 
+use std::sync::Arc;
+
 /// A reconcile that must be repeated.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -9,7 +11,7 @@ pub enum Error {
         /// What was being done.
         action: String,
         /// Why it failed.
-        source: Box<kube::Error>,
+        source: Arc<kube::Error>,
     },
     /// A watched object came without a name or namespace, which the API server never sends.
     #[error("the API server sent an object without {0}")]
@@ -28,16 +30,22 @@ impl Error {
         let action = action.into();
         move |source| Self::Api {
             action,
-            source: Box::new(source),
+            source: Arc::new(source),
         }
+    }
+
+    /// Whether the object was changed by another since it was read.
+    #[must_use]
+    pub fn is_conflict(&self) -> bool {
+        matches!(self, Self::Api { source, .. } if matches!(source.as_ref(), kube::Error::Api(status) if status.is_conflict()))
     }
 
     /// A label of few values for metrics.
     #[must_use]
     pub fn label(&self) -> &'static str {
         match self {
+            _ if self.is_conflict() => "conflict",
             Self::Api { source, .. } => match source.as_ref() {
-                kube::Error::Api(status) if status.is_conflict() => "conflict",
                 kube::Error::Api(status) if status.is_forbidden() => "forbidden",
                 kube::Error::Api(_) => "api",
                 _ => "transport",
@@ -56,6 +64,20 @@ pub fn text(error: &kube::Error) -> String {
         kube::Error::Api(status) if !status.message.is_empty() => status.message.clone(),
         other => other.to_string(),
     }
+}
+
+/// Fails with the first of what was refused, which is tried again with back-off. The others are logged.
+///
+/// # Errors
+///
+/// When anything was refused.
+pub fn first_of(refused: Vec<Error>) -> Result<()> {
+    let mut refused = refused.into_iter();
+    let first = refused.next();
+    for error in refused {
+        tracing::warn!(%error, "Reconcile failed at more than one thing");
+    }
+    first.map_or(Ok(()), Err)
 }
 
 /// Result of a stage.

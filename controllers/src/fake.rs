@@ -35,6 +35,8 @@ struct State {
     fail_at: Option<usize>,
     /// The write, as `METHOD path`, that a webhook refuses.
     refused: Option<String>,
+    /// The object that cannot be read, and the answer to who tries.
+    unreadable: Option<(String, StatusCode)>,
     /// What reads do not show.
     hidden: Option<String>,
     /// What is made again by somebody when it is applied.
@@ -112,6 +114,11 @@ impl FakeServer {
         self.0.lock().unwrap().refused = Some(write.to_owned());
     }
 
+    /// Lets the read of an object fail, or no read any more.
+    pub(crate) fn refuse_read(&self, refused: Option<(&str, StatusCode)>) {
+        self.0.lock().unwrap().unreadable = refused.map(|(path, code)| (path.to_owned(), code));
+    }
+
     /// Lets no read show an object, as if it was made after every read.
     pub(crate) fn hide(&self, path: Option<&str>) {
         self.0.lock().unwrap().hidden = path.map(str::to_owned);
@@ -177,6 +184,14 @@ impl FakeServer {
         let mut state = self.0.lock().unwrap();
         state.asked.insert(asked.of_any());
         if *method == Method::GET {
+            if let Some((_, code)) = state.unreadable.as_ref().filter(|(refused, _)| refused == path) {
+                let reason = if *code == StatusCode::FORBIDDEN {
+                    "Forbidden"
+                } else {
+                    "InternalError"
+                };
+                return status(*code, reason, "the test says so");
+            }
             return state.read(path, query);
         }
         state.writes.push(format!("{method} {path}"));

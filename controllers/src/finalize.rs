@@ -17,7 +17,7 @@ use serde_json::json;
 use crate::auth_delegator::{self, BindingError};
 use crate::context::Context;
 use crate::dereference::is_pod_of_deployment;
-use crate::error::{Error, Result};
+use crate::error::{self, Error, Result};
 use crate::status;
 
 /// How soon to look again; changes of the pods ask for it sooner.
@@ -32,7 +32,8 @@ pub fn is_held(instance: &CliMcpInstance) -> bool {
         .any(|finalizer| finalizer == names::FINALIZER)
 }
 
-/// Makes the instance wait for the operator before it goes.
+/// Makes the instance wait for the operator before it goes. Nothing is made of it before that, so its status tells when
+/// that is refused.
 ///
 /// # Errors
 ///
@@ -40,7 +41,30 @@ pub fn is_held(instance: &CliMcpInstance) -> bool {
 pub async fn hold(context: &Context, instance: &CliMcpInstance) -> Result<()> {
     let mut finalizers = instance.finalizers().to_vec();
     finalizers.push(names::FINALIZER.to_owned());
-    set_finalizers(context, instance, finalizers).await
+    let held = set_finalizers(context, instance, finalizers).await;
+    if let Err(error) = &held
+        && !error.is_conflict()
+    {
+        tell(
+            context,
+            instance,
+            "Nothing is made before the finalizer is set",
+            Some(error),
+        )
+        .await?;
+    }
+    held
+}
+
+/// Tells in the status what the instance waits for, and what was refused.
+async fn tell(context: &Context, instance: &CliMcpInstance, waits: &str, refused: Option<&Error>) -> Result<()> {
+    let message = match refused {
+        Some(error) => format!("{waits}. It is tried again: {error}"),
+        None => waits.to_owned(),
+    };
+    let status = status::held_up(instance, &message, Timestamp::now());
+    status::write(context, instance, &status).await?;
+    Ok(())
 }
 
 /// Lets the instance go. One that is gone already is no error.
@@ -116,22 +140,19 @@ pub fn next(remains: Remains) -> Step {
     }
 }
 
-/// Takes the next step. `None`: nothing is left, and the finalizer may go.
-///
-/// # Errors
-///
-/// When the API server refuses.
-pub async fn cleanup(context: &Context, instance: &CliMcpInstance) -> Result<Option<Duration>> {
-    let namespace = instance.namespace().ok_or(Error::Incomplete("a namespace"))?;
-    let name = instance.name_any();
+/// What was found of an instance that is being deleted.
+struct Found {
+    server_replicas: i32,
+    server_pods: Vec<Pod>,
+    sandboxes: Vec<Pod>,
+}
+
+/// Looks for what is left, not in the caches: what they do not show yet must not outlive the instance.
+async fn find(context: &Context, instance: &CliMcpInstance, namespace: &str) -> Result<Found> {
+    let (name, uid) = (instance.name_any(), instance.uid().unwrap_or_default());
     let server = names::server(&name);
-    let deployments: Api<Deployment> = Api::namespaced(context.client.clone(), &namespace);
-    let pods: Api<Pod> = Api::namespaced(context.client.clone(), &namespace);
-    if instance.finalizers().iter().any(|finalizer| finalizer == ORPHAN) {
-        return Ok(Some(AGAIN));
-    }
-    let uid = instance.uid().unwrap_or_default();
-    // Not from the caches: what they do not show yet must not outlive the instance.
+    let deployments: Api<Deployment> = Api::namespaced(context.client.clone(), namespace);
+    let pods: Api<Pod> = Api::namespaced(context.client.clone(), namespace);
     let deployment = deployments
         .get_opt(&server)
         .await
@@ -154,16 +175,53 @@ pub async fn cleanup(context: &Context, instance: &CliMcpInstance) -> Result<Opt
     if left_to_others {
         server_pods.clear();
     }
-    let remains = Remains {
+    Ok(Found {
         server_replicas: deployment
             .filter(|_| !left_to_others)
             .and_then(|deployment| deployment.spec?.replicas)
             .unwrap_or_default(),
+        server_pods,
+        sandboxes,
+    })
+}
+
+/// Takes the next step. `None`: nothing is left, and the finalizer may go. The status tells what is waited for, and what
+/// was refused.
+///
+/// # Errors
+///
+/// When the API server refuses.
+pub async fn cleanup(context: &Context, instance: &CliMcpInstance) -> Result<Option<Duration>> {
+    let namespace = instance.namespace().ok_or(Error::Incomplete("a namespace"))?;
+    let name = instance.name_any();
+    let server = names::server(&name);
+    if instance.finalizers().iter().any(|finalizer| finalizer == ORPHAN) {
+        let waits = "Being deleted without its children: waits until the garbage collector has let go of them";
+        tell(context, instance, waits, None).await?;
+        return Ok(Some(AGAIN));
+    }
+    let Found {
+        server_replicas,
+        server_pods,
+        sandboxes,
+    } = match find(context, instance, &namespace).await {
+        Ok(found) => found,
+        Err(error) => {
+            let waits = "Being deleted: what is left of it could not be read";
+            tell(context, instance, waits, Some(&error)).await?;
+            return Err(error);
+        }
+    };
+    let deployments: Api<Deployment> = Api::namespaced(context.client.clone(), &namespace);
+    let pods: Api<Pod> = Api::namespaced(context.client.clone(), &namespace);
+    let remains = Remains {
+        server_replicas,
         server_pods: server_pods.len(),
         sandboxes: sandboxes.len(),
     };
     let step = next(remains);
     tracing::info!(namespace, instance = name, ?step, ?remains, "Taking the instance down");
+    let mut refused = Vec::new();
     match step {
         Step::ScaleDown => {
             let parameters = PatchParams {
@@ -171,8 +229,9 @@ pub async fn cleanup(context: &Context, instance: &CliMcpInstance) -> Result<Opt
                 ..PatchParams::default()
             };
             let patch = Patch::Merge(json!({"spec": {"replicas": 0}}));
-            ignore_gone(deployments.patch(&server, &parameters, &patch).await)
-                .map_err(Error::api(format!("scale Deployment {namespace}/{server} to 0")))?;
+            let scaled = ignore_gone(deployments.patch(&server, &parameters, &patch).await)
+                .map_err(Error::api(format!("scale Deployment {namespace}/{server} to 0")));
+            refused.extend(scaled.err());
         }
         Step::AwaitServer => {}
         Step::DeleteSandboxes => {
@@ -181,8 +240,9 @@ pub async fn cleanup(context: &Context, instance: &CliMcpInstance) -> Result<Opt
                     uid: sandbox.uid(),
                     resource_version: None,
                 });
-                ignore_gone(pods.delete(&sandbox.name_any(), &parameters).await)
-                    .map_err(Error::api(format!("delete pod {namespace}/{}", sandbox.name_any())))?;
+                let deleted = ignore_gone(pods.delete(&sandbox.name_any(), &parameters).await)
+                    .map_err(Error::api(format!("delete pod {namespace}/{}", sandbox.name_any())));
+                refused.extend(deleted.err());
             }
         }
         Step::Finish => {
@@ -193,23 +253,46 @@ pub async fn cleanup(context: &Context, instance: &CliMcpInstance) -> Result<Opt
                 // Nobody would come back to it once the last instance is gone.
                 Err(BindingError::Refused(error)) => {
                     let action = format!("take {namespace}/{server} out of the shared ClusterRoleBinding");
-                    return Err(Error::api(action)(error));
+                    refused.push(Error::api(action)(error));
                 }
             }
-            forget(context, instance, &namespace);
-            return Ok(None);
+            if refused.is_empty() {
+                forget(context, instance, &namespace);
+                return Ok(None);
+            }
         }
     }
-    let status = status::going(instance, waits_for(step), Timestamp::now());
-    status::write(context, instance, &status).await?;
+    tell(
+        context,
+        instance,
+        &waits_for(step, &server_pods, &sandboxes),
+        refused.first(),
+    )
+    .await?;
+    error::first_of(refused)?;
     Ok(Some(AGAIN))
 }
 
 /// What holds a deletion up, for who asks why the instance is still there.
-fn waits_for(step: Step) -> &'static str {
+fn waits_for(step: Step, server_pods: &[Pod], sandboxes: &[Pod]) -> String {
     match step {
-        Step::ScaleDown | Step::AwaitServer => "Being deleted: waits until the pods of its server are gone",
-        Step::DeleteSandboxes | Step::Finish => "Being deleted: waits until its sandboxes are gone",
+        Step::ScaleDown | Step::AwaitServer => format!(
+            "Being deleted: waits until the pods of its server are gone{}",
+            named(server_pods)
+        ),
+        Step::DeleteSandboxes => format!("Being deleted: waits until its sandboxes are gone{}", named(sandboxes)),
+        Step::Finish => {
+            "Being deleted: waits until its server is taken out of the shared ClusterRoleBinding".to_owned()
+        }
+    }
+}
+
+/// The first of these pods, and how many more there are.
+fn named(pods: &[Pod]) -> String {
+    match pods {
+        [] => String::new(),
+        [one] => format!(": {}", one.name_any()),
+        [one, others @ ..] => format!(": {} and {} more", one.name_any(), others.len()),
     }
 }
 

@@ -20,9 +20,9 @@ use crate::apply::{Applied, Failure, apply};
 use crate::build::build;
 use crate::caches::Caches;
 use crate::context::Context;
-use crate::dereference::dereference;
+use crate::dereference::{Unread, dereference};
 use crate::egress;
-use crate::error::{Error, Result};
+use crate::error::{self, Error, Result};
 use crate::events;
 use crate::finalize;
 use crate::idle::{self, Limits, Verdict};
@@ -130,6 +130,7 @@ async fn ensure(context: &Context, caches: &Caches, instance: &CliMcpInstance) -
     let mut applied = apply(context, caches, &validated, children, &observed).await?;
     context.metrics.wrote(applied.writes);
     let mut followup = Followup::default();
+    followup.failed.extend(observed.unread.iter().map(Unread::error));
     refresh_proxy_files(context, &validated, &observed.proxy_pods, &mut followup).await;
 
     let sandboxes = Sandbox::all(&observed.sandboxes);
@@ -189,17 +190,9 @@ struct Followup {
 impl Followup {
     /// The soonest look, or the first refusal, which is tried again with back-off.
     fn action(self) -> Result<Action> {
-        let mut failed = self.failed.into_iter();
-        let first = failed.next();
-        for error in failed {
-            tracing::warn!(%error, "Reconcile failed at more than one thing");
-        }
-        match first {
-            Some(error) => Err(error),
-            None => Ok(Action::requeue(
-                self.again.into_iter().min().unwrap_or(RESYNC).min(RESYNC),
-            )),
-        }
+        error::first_of(self.failed)?;
+        let again = self.again.into_iter().min().unwrap_or(RESYNC);
+        Ok(Action::requeue(again.min(RESYNC)))
     }
 }
 
@@ -223,10 +216,13 @@ fn gate_is_open(validated: &Validated, applied: &Applied, proxy_ready: bool) -> 
         && has(ChildKind::ConfigMap, names::proxy(&validated.name)).is_some()
 }
 
-/// Stamps the proxy's pods when what they mount changed: the kubelet syncs a pod's files when the pod changes.
+/// Stamps the proxy's pods when what they mount changed: the kubelet syncs a pod's files when the pod changes. While it is
+/// not known what they mount they keep their stamp.
 async fn refresh_proxy_files(context: &Context, validated: &Validated, pods: &[Arc<Pod>], followup: &mut Followup) {
+    let Some(stamp) = &validated.proxy_inputs_hash else {
+        return;
+    };
     let api: Api<Pod> = Api::namespaced(context.client.clone(), &validated.namespace);
-    let stamp = &validated.proxy_inputs_hash;
     let outdated = pods.iter().filter(|pod| {
         pod.metadata.deletion_timestamp.is_none() && pod.annotations().get(labels::INPUTS_HASH) != Some(stamp)
     });

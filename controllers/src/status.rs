@@ -58,17 +58,12 @@ pub fn compute(
             .find(|condition| condition.type_ == type_)
     };
     let server = rollout(
+        validated,
         applied,
-        ChildKind::Deployment,
-        &names::server(&validated.name),
+        names::server(&validated.name),
         &observed.server_pods,
     );
-    let proxy = rollout(
-        applied,
-        ChildKind::Deployment,
-        &names::proxy(&validated.name),
-        &observed.proxy_pods,
-    );
+    let proxy = rollout(validated, applied, names::proxy(&validated.name), &observed.proxy_pods);
     let egress = egress::condition(egress, old(conditions::EGRESS_ENFORCED));
     let same_spec = old(conditions::WARM_POOL_READY)
         .is_some_and(|old| old.status == "True" && old.observed_generation == validated.generation);
@@ -124,13 +119,13 @@ enum Rollout {
     Absent(String),
 }
 
-fn rollout(applied: &Applied, kind: ChildKind, name: &str, pods: &[Arc<Pod>]) -> Rollout {
+fn rollout(validated: &Validated, applied: &Applied, name: String, pods: &[Arc<Pod>]) -> Rollout {
     let reference = ChildRef {
-        kind,
-        name: name.to_owned(),
+        kind: ChildKind::Deployment,
+        name,
     };
     let Some(deployment) = applied.children.get(&reference) else {
-        return Rollout::Absent(format!("{reference} is waiting for what it is built from"));
+        return Rollout::Absent(format!("{reference} is not made yet: {}", awaited(validated)));
     };
     let number = |path: &str| {
         deployment
@@ -142,15 +137,23 @@ fn rollout(applied: &Applied, kind: ChildKind, name: &str, pods: &[Arc<Pod>]) ->
     let wanted = number("/spec/replicas");
     let available = number("/status/availableReplicas");
     let current = number("/status/observedGeneration") >= deployment.metadata.generation.unwrap_or_default();
-    let rolled = current && number("/status/updatedReplicas") >= wanted && number("/status/replicas") <= wanted;
-    let reason = pods
-        .iter()
-        .filter(|pod| pod.metadata.deletion_timestamp.is_none() && !trouble::is_ready(pod))
+    let updated = number("/status/updatedReplicas");
+    let rolled = current && updated >= wanted && number("/status/replicas") <= wanted;
+    let unready = || {
+        pods.iter()
+            .filter(|pod| pod.metadata.deletion_timestamp.is_none() && !trouble::is_ready(pod))
+    };
+    let reason = unready()
         .find_map(|pod| Some(format!("pod {}: {}", pod.name_any(), trouble::of(pod)?)))
         .or_else(|| stalled(deployment));
-    let with_reason = |text: String| match &reason {
-        Some(reason) => format!("{text}: {reason}"),
-        None => text,
+    let with_reason = |text: String| match (&reason, unready().next()) {
+        (Some(reason), _) => format!("{text}: {reason}"),
+        (None, Some(pod)) => format!(
+            "{text}. Pod {0} is starting; if it does not become ready: kubectl -n {1} describe pod {0}",
+            pod.name_any(),
+            validated.namespace
+        ),
+        (None, None) => text,
     };
     if available < wanted || (!rolled && reason.is_some()) {
         return Rollout::Unavailable {
@@ -161,7 +164,20 @@ fn rollout(applied: &Applied, kind: ChildKind, name: &str, pods: &[Arc<Pod>]) ->
     if rolled {
         Rollout::Done
     } else {
-        Rollout::Rolling(format!("{reference} is being rolled out"))
+        Rollout::Rolling(format!(
+            "{reference} is being rolled out: {updated} of {wanted} pods are new"
+        ))
+    }
+}
+
+/// What the Deployments of an instance are made from, and what of it is not there yet.
+fn awaited(validated: &Validated) -> String {
+    if validated.needs_ca || validated.needs_hmac {
+        "its Secrets are being generated".to_owned()
+    } else if validated.template.is_none() {
+        format!("Service {} has no cluster IP yet", names::proxy(&validated.name))
+    } else {
+        "the condition Ready tells why".to_owned()
     }
 }
 
@@ -283,9 +299,9 @@ fn bounded(text: String) -> String {
     }
 }
 
-/// The status of an instance that is being deleted: as it was, and not Ready.
+/// The status of an instance of which only this is known: as it was, and not Ready.
 #[must_use]
-pub fn going(instance: &CliMcpInstance, message: &str, now: Timestamp) -> CliMcpInstanceStatus {
+pub fn held_up(instance: &CliMcpInstance, message: &str, now: Timestamp) -> CliMcpInstanceStatus {
     let mut status = instance.status.clone().unwrap_or_default();
     let generation = instance.metadata.generation;
     let (old, others): (Vec<_>, Vec<_>) = status

@@ -16,7 +16,7 @@ use sha2::{Digest, Sha256};
 use crate::dereference::{Observed, SecretContent};
 use crate::error::{Error, Result};
 use crate::settings::Settings;
-use secrets::{key, keys, missing_kubeconfig, missing_tls};
+use secrets::{fill_kubeconfig, fill_tls, key, keys, make_again, missing_kubeconfig, missing_tls, unread};
 
 /// Something that the admin must mend. The first one is the reason of `Ready`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -71,8 +71,8 @@ pub struct Validated {
     pub hmac_hash: Option<String>,
     /// Changes with what a sandbox mounts and does not follow: kubeconfig, CA, key.
     pub mounts_hash: String,
-    /// Changes with what the proxy reads and does follow: routes, kubeconfig, CA.
-    pub proxy_inputs_hash: String,
+    /// Changes with what the proxy reads and does follow: routes, kubeconfig, CA. None while one of them cannot be read.
+    pub proxy_inputs_hash: Option<String>,
     /// Idle limit of a session.
     pub idle_timeout: GoDuration,
     /// Age limit of a session.
@@ -123,18 +123,18 @@ pub fn validate(instance: &CliMcpInstance, observed: &Observed, settings: &Setti
     };
     let spec = instance.spec.clone();
     let kubeconfig_secret = instance.kubeconfig_secret();
-    let mut problems = Vec::new();
+    let mut problems: Vec<Problem> = observed.unread.iter().map(unread).collect();
 
     let ca = key(
         &observed.ca,
-        &names::proxy_ca(&name),
+        (&namespace, &names::proxy_ca(&name)),
         &[names::CA_CERT_KEY, names::CA_KEY_KEY],
         &owner.uid,
         &mut problems,
     );
     let hmac = key(
         &observed.hmac,
-        &names::hmac(&name),
+        (&namespace, &names::hmac(&name)),
         &[names::HMAC_KEY],
         &owner.uid,
         &mut problems,
@@ -146,10 +146,10 @@ pub fn validate(instance: &CliMcpInstance, observed: &Observed, settings: &Setti
                 problems.push(Problem {
                     reason: reasons::SECRET_KEYS_INVALID,
                     message: format!(
-                        "Secret {0}, key {1}: {error}. Delete the Secret to have another generated: kubectl -n \
-                         {namespace} delete secret {0}",
+                        "Secret {}, key {}: {error}. {}",
                         names::hmac(&name),
-                        names::HMAC_KEY
+                        names::HMAC_KEY,
+                        make_again(&namespace, &names::hmac(&name))
                     ),
                 });
             })
@@ -158,10 +158,15 @@ pub fn validate(instance: &CliMcpInstance, observed: &Observed, settings: &Setti
     });
     let kubeconfig = kubeconfig_secret.as_ref().map(|secret| {
         let Some(content) = &observed.kubeconfig else {
-            problems.push(missing_kubeconfig(&namespace, secret));
+            if !observed.is_unread(secret) {
+                problems.push(missing_kubeconfig(&namespace, secret));
+            }
             return Err(());
         };
-        let data = keys(content, secret, &[names::KUBECONFIG_KEY], &mut problems).ok_or(())?;
+        let data = keys(content, secret, &[names::KUBECONFIG_KEY], &mut problems, || {
+            fill_kubeconfig(&namespace, secret)
+        })
+        .ok_or(())?;
         Kubeconfig::parse(data.get(names::KUBECONFIG_KEY).ok_or(())?).map_err(|invalid| {
             problems.push(Problem {
                 reason: reasons::KUBECONFIG_INVALID,
@@ -174,7 +179,14 @@ pub fn validate(instance: &CliMcpInstance, observed: &Observed, settings: &Setti
         })
     });
     let tls_found = match &observed.tls {
-        Some(content) => keys(content, &names::tls(&name), &["tls.crt", "tls.key"], &mut problems).is_some(),
+        Some(content) => {
+            let secret = names::tls(&name);
+            keys(content, &secret, &["tls.crt", "tls.key"], &mut problems, || {
+                fill_tls(&namespace, &secret)
+            })
+            .is_some()
+        }
+        None if observed.is_unread(&names::tls(&name)) => false,
         None => {
             problems.push(missing_tls(&namespace, &name, settings.openshift));
             false
@@ -219,14 +231,20 @@ pub fn validate(instance: &CliMcpInstance, observed: &Observed, settings: &Setti
         hmac_hash.as_deref().unwrap_or_default().as_bytes(),
     ]);
     // Of the kubeconfig its version and never its content: the hash of a credential is a way to test guesses of it.
-    let proxy_inputs_hash = stamp(&[
-        proxy_config
-            .as_ref()
-            .map(|config| config.routes.as_bytes())
-            .unwrap_or_default(),
-        version(&observed.kubeconfig).as_bytes(),
-        version(&observed.ca).as_bytes(),
-    ]);
+    let inputs_known = observed
+        .unread
+        .iter()
+        .all(|unread| Some(&unread.name) != kubeconfig_secret.as_ref() && unread.name != names::proxy_ca(&name));
+    let proxy_inputs_hash = inputs_known.then(|| {
+        stamp(&[
+            proxy_config
+                .as_ref()
+                .map(|config| config.routes.as_bytes())
+                .unwrap_or_default(),
+            version(&observed.kubeconfig).as_bytes(),
+            version(&observed.ca).as_bytes(),
+        ])
+    });
     let idle_timeout = spec.sandbox.idle_timeout.parse::<GoDuration>();
     let max_lifetime = Some(&spec.sandbox.max_lifetime)
         .filter(|text| !text.is_empty())
@@ -274,8 +292,8 @@ pub fn validate(instance: &CliMcpInstance, observed: &Observed, settings: &Setti
         proxy_inputs_hash,
         idle_timeout: idle_timeout.unwrap_or(GoDuration(std::time::Duration::MAX)),
         max_lifetime: max_lifetime.and_then(std::result::Result::ok),
-        needs_ca: observed.ca.is_none(),
-        needs_hmac: observed.hmac.is_none(),
+        needs_ca: observed.ca.is_none() && !observed.is_unread(&names::proxy_ca(&name)),
+        needs_hmac: observed.hmac.is_none() && !observed.is_unread(&names::hmac(&name)),
         problems,
         kubeconfig_found,
         tls_found,

@@ -92,6 +92,45 @@ fn pods(server: &FakeServer) -> Vec<String> {
         .collect()
 }
 
+/// Paths of the namespaced children.
+fn children(server: &FakeServer) -> Vec<String> {
+    let is_child = |path: &String| {
+        crate::build::ChildKind::ALL
+            .iter()
+            .any(|kind| path.contains(&format!("/namespaces/ns/{}/", kind.api_resource().plural)))
+    };
+    server.objects().into_keys().filter(is_child).collect()
+}
+
+/// A pod of the proxy.
+fn proxy_pod(server: &FakeServer) -> String {
+    let path = format!("{NAMESPACE}/pods/cli-mcp-demo-proxy-hash-1");
+    let mut of_proxy = labels::selector("demo", labels::Component::Proxy);
+    of_proxy.insert("pod-template-hash".to_owned(), "hash".to_owned());
+    server.put(
+        &path,
+        json!({"metadata": {"name": "cli-mcp-demo-proxy-hash-1", "namespace": "ns", "labels": of_proxy,
+            "ownerReferences": [replica_set("cli-mcp-demo-proxy-hash")]}}),
+    );
+    path
+}
+
+/// Makes a sandbox that of a session which has been idle for long.
+fn idle(server: &FakeServer, path: &str) {
+    let mut idle = server.get(path).unwrap();
+    idle["metadata"]["labels"][labels::SESSION_ID] = json!("s");
+    idle["metadata"]["annotations"][labels::CREATED_AT] = json!("2026-01-01T00:00:00Z");
+    idle["metadata"]["creationTimestamp"] = json!("2026-01-01T00:00:00Z");
+    server.put(path, idle);
+}
+
+/// Asks for the deletion of the instance.
+fn delete(server: &FakeServer) {
+    let mut instance = server.get(INSTANCE).unwrap();
+    instance["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
+    server.put(INSTANCE, instance);
+}
+
 /// Reconciles until one writes nothing.
 async fn settle(server: &FakeServer) {
     for _ in 0..12 {
@@ -222,124 +261,6 @@ async fn a_field_that_is_no_longer_asked_for_goes() {
 }
 
 #[tokio::test]
-async fn a_foreign_object_is_reported_and_left_alone() {
-    for (path, kind) in [
-        (
-            "/apis/rbac.authorization.k8s.io/v1/namespaces/ns/roles/cli-mcp-demo",
-            "Role cli-mcp-demo ",
-        ),
-        (
-            "/api/v1/namespaces/ns/services/cli-mcp-demo-proxy",
-            "Service cli-mcp-demo-proxy ",
-        ),
-        (
-            "/apis/apps/v1/namespaces/ns/deployments/cli-mcp-demo",
-            "Deployment cli-mcp-demo ",
-        ),
-        (
-            "/apis/networking.k8s.io/v1/namespaces/ns/networkpolicies/cli-mcp-demo-sandbox",
-            "NetworkPolicy",
-        ),
-    ] {
-        let server = cluster(json!({}));
-        let name = path.rsplit('/').next().unwrap();
-        server.put(
-            path,
-            json!({"metadata": {"name": name, "namespace": "ns"}, "spec": {"theirs": true}}),
-        );
-        let before = server.get(path);
-        settle(&server).await;
-        assert_eq!(server.get(path), before, "{path}");
-        let (reason, message) = condition(&server, "Ready");
-        assert_eq!(reason, "ChildrenNotReady");
-        assert!(
-            message.contains(kind) && message.contains("does not belong"),
-            "{message}"
-        );
-    }
-}
-
-#[tokio::test]
-async fn nothing_is_granted_to_or_through_what_others_wrote() {
-    let rbac = "/apis/rbac.authorization.k8s.io/v1/namespaces/ns";
-    for (theirs, withheld) in [
-        (format!("{rbac}/roles/cli-mcp-demo"), &["rolebindings/cli-mcp-demo"][..]),
-        (
-            "/api/v1/namespaces/ns/serviceaccounts/cli-mcp-demo".to_owned(),
-            &["rolebindings/cli-mcp-demo", "deployments/cli-mcp-demo"],
-        ),
-        (
-            "/api/v1/namespaces/ns/configmaps/cli-mcp-demo-proxy".to_owned(),
-            &["deployments/cli-mcp-demo-proxy"],
-        ),
-    ] {
-        let server = cluster(json!({"sandbox": {"warmPoolSize": 1}}));
-        let name = theirs.rsplit('/').next().unwrap();
-        server.put(&theirs, json!({"metadata": {"name": name, "namespace": "ns"}}));
-        proxy_answers(&server);
-        settle(&server).await;
-        let objects = server.objects();
-        let made = |suffix: &str| objects.keys().any(|path| path.ends_with(suffix));
-        for child in withheld {
-            assert!(!made(child), "{theirs}: {child}");
-        }
-        assert!(
-            !objects.keys().any(|path| path.contains("/pods/")),
-            "{theirs}: a sandbox was made"
-        );
-        // The rest stands.
-        assert!(made("rolebindings/cli-mcp-demo-client") && made("networkpolicies/cli-mcp-demo-sandbox"));
-    }
-}
-
-#[tokio::test]
-async fn a_key_of_an_earlier_instance_is_not_used() {
-    let server = cluster(json!({}));
-    let path = "/api/v1/namespaces/ns/secrets/cli-mcp-demo-hmac";
-    let earlier = json!([{"apiVersion": "cli-mcp.redhat.com/v1alpha1", "kind": "CliMcpInstance", "name": "demo",
-        "uid": "earlier", "controller": true}]);
-    server.put(
-        path,
-        json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "cli-mcp-demo-hmac", "namespace": "ns",
-            "ownerReferences": earlier}, "data": {"key": "MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY="}}),
-    );
-    settle(&server).await;
-    let (reason, message) = condition(&server, "Ready");
-    assert!(
-        reason == "ChildrenNotReady" && message.contains("cli-mcp-demo-hmac"),
-        "{reason}: {message}"
-    );
-    assert!(
-        server
-            .get("/apis/apps/v1/namespaces/ns/deployments/cli-mcp-demo")
-            .is_none()
-    );
-    // Collected by owner reference.
-    server.remove(path);
-    settle(&server).await;
-    assert!(
-        server
-            .get("/apis/apps/v1/namespaces/ns/deployments/cli-mcp-demo")
-            .is_some()
-    );
-}
-
-#[tokio::test]
-async fn a_foreign_binding_is_never_overwritten() {
-    let path = "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings/cli-mcp-auth-delegator";
-    let server = cluster(json!({}));
-    server.put(
-        path,
-        json!({"metadata": {"name": "cli-mcp-auth-delegator"},
-        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "cluster-admin"}}),
-    );
-    let before = server.get(path);
-    settle(&server).await;
-    assert_eq!(server.get(path), before);
-    assert!(condition(&server, "Ready").1.contains("cli-mcp-auth-delegator"));
-}
-
-#[tokio::test]
 async fn secrets_are_generated_once_and_an_admins_is_never_touched() {
     let server = cluster(json!({}));
     settle(&server).await;
@@ -408,6 +329,26 @@ async fn a_kubeconfig_that_breaks_leaves_the_pool_alone() {
 }
 
 #[tokio::test]
+async fn the_next_look_is_when_a_session_is_over_and_late_when_nothing_is_due() {
+    let server = cluster(json!({"sandbox": {"warmPoolSize": 1, "idleTimeout": "5m"}}));
+    proxy_answers(&server);
+    settle(&server).await;
+    let path = pods(&server).remove(0);
+    let mut claimed = server.get(&path).unwrap();
+    claimed["metadata"]["labels"][labels::SESSION_ID] = json!("s1");
+    claimed["metadata"]["annotations"][labels::LAST_ACTIVITY] = json!(Timestamp::now().to_string());
+    server.put(&path, claimed);
+    let mut instance = server.get(INSTANCE).unwrap();
+    instance["spec"]["sandbox"]["warmPoolSize"] = json!(0);
+    server.put(INSTANCE, instance);
+    settle(&server).await;
+    assert_ne!(once(&server).await.unwrap(), Action::requeue(RESYNC));
+    server.remove(&path).unwrap();
+    settle(&server).await;
+    assert_eq!(once(&server).await.unwrap(), Action::requeue(RESYNC));
+}
+
+#[tokio::test]
 async fn a_claim_that_the_cache_does_not_show_saves_the_sandbox() {
     let server = cluster(json!({"sandbox": {"warmPoolSize": 1}}));
     proxy_answers(&server);
@@ -441,9 +382,7 @@ async fn an_instance_goes_after_its_server_and_its_sandboxes() {
         json!({"metadata": {"name": "cli-mcp-demo-server", "namespace": "ns", "labels": of_server,
             "ownerReferences": [replica_set("cli-mcp-demo-hash")]}}),
     );
-    let mut instance = server.get(INSTANCE).unwrap();
-    instance["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
-    server.put(INSTANCE, instance);
+    delete(&server);
     let sandboxes = |server: &FakeServer| {
         server
             .objects()

@@ -124,6 +124,46 @@ fn an_unavailable_deployment_names_the_pods_own_reason() {
 }
 
 #[test]
+fn a_pod_that_only_starts_is_named_with_where_to_look() {
+    let pod: Pod = serde_json::from_value(json!({"metadata": {"name": "cli-mcp-demo-x"}})).unwrap();
+    let observed = Observed {
+        server_pods: vec![Arc::new(pod)],
+        ..fixtures::observed()
+    };
+    let starting = json!({"observedGeneration": 2, "replicas": 1, "updatedReplicas": 1});
+    let status = status(&applied(starting, done()), &observed, &PoolState::default(), None);
+    let message = condition(&status, "Ready").2;
+    assert!(
+        message.ends_with("kubectl -n ns describe pod cli-mcp-demo-x"),
+        "{message}"
+    );
+}
+
+#[test]
+fn what_is_not_made_yet_says_what_it_waits_for() {
+    let message = |observed: &Observed| {
+        let status = status(&Applied::default(), observed, &PoolState::default(), None);
+        let (_, reason, message) = condition(&status, "Ready");
+        assert_eq!(reason, "Reconciling");
+        message.to_owned()
+    };
+    assert_eq!(
+        message(&Observed {
+            hmac: None,
+            ..fixtures::observed()
+        }),
+        "Deployment cli-mcp-demo-proxy is not made yet: its Secrets are being generated"
+    );
+    assert_eq!(
+        message(&Observed {
+            proxy_address: None,
+            ..fixtures::observed()
+        }),
+        "Deployment cli-mcp-demo-proxy is not made yet: Service cli-mcp-demo-proxy has no cluster IP yet"
+    );
+}
+
+#[test]
 fn a_rollout_that_serves_is_reconciling() {
     let rolling = json!({"observedGeneration": 2, "replicas": 2, "updatedReplicas": 1, "availableReplicas": 1});
     let status = status(

@@ -6,13 +6,14 @@ use cli_mcp_api::conditions::reasons;
 use cli_mcp_api::names;
 
 use super::Problem;
-use crate::dereference::SecretContent;
+use crate::dereference::{SecretContent, Unread};
+use crate::error::text;
 
 /// Contents of a generated Secret; `None` when it is not there yet, broken, or another object's. One that nothing
 /// controls is the admin's own.
 pub(super) fn key<'a>(
     secret: &'a Option<SecretContent>,
-    name: &str,
+    (namespace, name): (&str, &str),
     wanted: &[&str],
     instance_uid: &str,
     problems: &mut Vec<Problem>,
@@ -23,19 +24,26 @@ pub(super) fn key<'a>(
             reason: reasons::CHILDREN_NOT_READY,
             message: format!(
                 "Secret {name} belongs to another object, such as an earlier instance of this name: it is left alone, \
-                 and made again when it is gone"
+                 and made again when it is gone. If it stays: kubectl -n {namespace} delete secret {name}"
             ),
         });
         return None;
     }
-    keys(secret, name, wanted, problems)
+    keys(secret, name, wanted, problems, || make_again(namespace, name))
 }
 
+/// What gives a generated Secret that is broken a good value.
+pub(super) fn make_again(namespace: &str, secret: &str) -> String {
+    format!("Delete the Secret to have another generated: kubectl -n {namespace} delete secret {secret}")
+}
+
+/// Contents of a Secret that has a value under each of these keys; without one the admin is told the remedy.
 pub(super) fn keys<'a>(
     secret: &'a SecretContent,
     name: &str,
     wanted: &[&str],
     problems: &mut Vec<Problem>,
+    remedy: impl FnOnce() -> String,
 ) -> Option<&'a BTreeMap<String, Vec<u8>>> {
     let lacking: Vec<&str> = wanted
         .iter()
@@ -48,12 +56,52 @@ pub(super) fn keys<'a>(
     problems.push(Problem {
         reason: reasons::SECRET_KEYS_INVALID,
         message: format!(
-            "Secret {name} has no value under {}: it needs {}",
+            "Secret {name} has no value under {}: it needs {}. {}",
             lacking.join(" and "),
-            wanted.join(" and ")
+            wanted.join(" and "),
+            remedy()
         ),
     });
     None
+}
+
+/// A Secret that is there, of which nothing more is known.
+pub(super) fn unread(unread: &Unread) -> Problem {
+    let Unread {
+        namespace,
+        name: secret,
+        cause,
+    } = unread;
+    let remedy = match cause.as_ref() {
+        kube::Error::Api(status) if status.is_forbidden() => {
+            format!("The operator needs its Role in namespace {namespace}: install its roles again")
+        }
+        _ => "If that goes on, see whether the API server is well".to_owned(),
+    };
+    Problem {
+        reason: reasons::CHILDREN_NOT_READY,
+        message: format!(
+            "Secret {secret} could not be read: {}. What needs it stays as it is, and it is tried again. {remedy}",
+            text(cause)
+        ),
+    }
+}
+
+/// What fills a Secret that lacks the kubeconfig.
+pub(super) fn fill_kubeconfig(namespace: &str, secret: &str) -> String {
+    filled(
+        namespace,
+        &format!("generic {secret} --from-file={}=FILE", names::KUBECONFIG_KEY),
+    )
+}
+
+/// What fills a Secret that lacks a part of the certificate.
+pub(super) fn fill_tls(namespace: &str, secret: &str) -> String {
+    filled(namespace, &format!("tls {secret} --cert=FILE --key=FILE"))
+}
+
+fn filled(namespace: &str, secret: &str) -> String {
+    format!("Fill it: kubectl -n {namespace} create secret {secret} --dry-run=client -o yaml | kubectl apply -f -")
 }
 
 pub(super) fn missing_kubeconfig(namespace: &str, secret: &str) -> Problem {

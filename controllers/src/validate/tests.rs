@@ -58,6 +58,60 @@ fn an_empty_key_is_told_from_a_missing_secret() {
 }
 
 #[test]
+fn an_incomplete_secret_comes_with_what_fills_it() {
+    let filled =
+        |secret: &str| format!("kubectl -n ns create secret {secret} --dry-run=client -o yaml | kubectl apply -f -");
+    let earlier = secret(&[("key", "0123456789abcdef0123456789abcdef")]).map(|secret| SecretContent {
+        controller: Some("uid-earlier".to_owned()),
+        ..secret
+    });
+    let cases = [
+        (
+            Observed {
+                tls: secret(&[("tls.crt", "x")]),
+                ..observed()
+            },
+            filled("tls cli-mcp-demo-tls --cert=FILE --key=FILE"),
+        ),
+        (
+            Observed {
+                kubeconfig: secret(&[]),
+                ..observed()
+            },
+            filled("generic cli-mcp-demo-kubeconfig --from-file=kubeconfig=FILE"),
+        ),
+        (
+            Observed {
+                ca: secret(&[("ca.crt", "x")]),
+                ..observed()
+            },
+            "kubectl -n ns delete secret cli-mcp-demo-proxy-ca".to_owned(),
+        ),
+        (
+            Observed {
+                hmac: secret(&[("key", "short")]),
+                ..observed()
+            },
+            "kubectl -n ns delete secret cli-mcp-demo-hmac".to_owned(),
+        ),
+        (
+            Observed {
+                hmac: earlier,
+                ..observed()
+            },
+            "kubectl -n ns delete secret cli-mcp-demo-hmac".to_owned(),
+        ),
+    ];
+    for (observed, command) in cases {
+        let problems = validated(&instance(), &observed).problems;
+        assert!(
+            matches!(&problems[..], [one] if one.message.ends_with(&command)),
+            "{command}: {problems:?}"
+        );
+    }
+}
+
+#[test]
 fn generated_secrets_that_are_missing_are_no_problem_of_the_admins() {
     let validated = validated(
         &instance(),

@@ -2,6 +2,7 @@
 
 use std::time::Instant;
 
+use super::labelled::labelled;
 use super::*;
 
 #[tokio::test]
@@ -30,16 +31,23 @@ async fn a_pool_is_not_filled_again_while_its_pods_do_not_show() {
     let server = cluster(json!({"sandbox": {"warmPoolSize": 2}}));
     settle(&server).await;
     proxy_answers(&server);
+    // Nor does one of others count, in the cache or in the LIST.
+    let theirs = labelled(&server, "theirs", labels::Component::Sandbox, &[]);
     let (instance, context) = (instance(&server), context(&server));
     let after = async || {
-        reconcile(instance.clone(), context.clone()).await.unwrap();
-        pods(&server).len()
+        let action = reconcile(instance.clone(), context.clone()).await.unwrap();
+        assert_ne!(
+            action,
+            Action::requeue(RESYNC),
+            "nothing else would ask when they should show"
+        );
+        pods(&server).iter().filter(|path| **path != theirs).count()
     };
     let wait = || {
         let long_ago = Instant::now().checked_sub(Duration::from_secs(60)).unwrap();
         let mut memory = context.memory();
         let expected = &mut memory.pools.get_mut("uid-demo").unwrap().expected;
-        for path in pods(&server) {
+        for path in pods(&server).iter().filter(|path| **path != theirs) {
             expected.insert(path.rsplit('/').next().unwrap().to_owned(), long_ago);
         }
     };
@@ -51,4 +59,5 @@ async fn a_pool_is_not_filled_again_while_its_pods_do_not_show() {
     server.remove(&pods(&server)[0]).unwrap();
     wait();
     assert_eq!(after().await, 2);
+    assert!(server.get(&theirs).is_some());
 }

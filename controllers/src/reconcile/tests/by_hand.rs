@@ -1,17 +1,36 @@
-//! Whatever somebody does to the children by hand, they are repaired.
+//! Whatever somebody does to the children by hand, whatever is refused and however old what a reconcile saw, they come to be
+//! the same.
 
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::*;
 
-/// What somebody may do to the children by hand.
+/// What may happen to an instance and its children.
 #[derive(Clone, Debug)]
 enum Meddling {
     Remove(usize),
     Edit(usize),
     Unlabel(usize),
-    Resize(i32),
+    /// Another spec is reconciled.
+    Respec(usize),
+    /// A reconcile whose write with this number fails.
+    Fail(usize),
+    /// A reconcile of what was there before everything else happened.
+    Stale,
+    /// A Secret of the admin is away during a reconcile.
+    Hide(usize),
+}
+
+const ADMINS: [&str; 2] = ["cli-mcp-demo-kubeconfig", "cli-mcp-demo-tls"];
+
+fn specs() -> [Value; 4] {
+    [
+        json!({"replicas": 3}),
+        json!({"proxy": {"replicas": 2, "targets": [{"type": "kubernetes", "access": "ReadOnly"}]}}),
+        json!({"proxy": {"targets": [{"type": "allowlist", "domains": ["example.com"]}]}}),
+        json!({"serverContainer": {"resources": {"limits": {"cpu": "1"}}}, "sandbox": {"env": [{"name": "A", "value": "b"}]}}),
+    ]
 }
 
 fn meddling() -> impl Strategy<Value = Meddling> {
@@ -19,18 +38,18 @@ fn meddling() -> impl Strategy<Value = Meddling> {
         (0_usize..20).prop_map(Meddling::Remove),
         (0_usize..20).prop_map(Meddling::Edit),
         (0_usize..20).prop_map(Meddling::Unlabel),
-        (1_i32..4).prop_map(Meddling::Resize),
+        (0_usize..4).prop_map(Meddling::Respec),
+        (1_usize..12).prop_map(Meddling::Fail),
+        Just(Meddling::Stale),
+        (0_usize..2).prop_map(Meddling::Hide),
     ]
 }
 
-fn meddle(server: &FakeServer, meddling: &Meddling) {
-    let children: Vec<String> = server
-        .objects()
-        .into_keys()
-        .filter(|path| {
-            path.contains("/namespaces/ns/") && !path.contains("/secrets/") && !path.contains("climcpinstances")
-        })
-        .collect();
+/// What was read at some time.
+type Seen = (Arc<CliMcpInstance>, Arc<Context>);
+
+async fn meddle(server: &FakeServer, seen: &Seen, meddling: &Meddling) {
+    let children = children(server);
     let pick = |index: &usize| (!children.is_empty()).then(|| children[index % children.len()].clone());
     match meddling {
         Meddling::Remove(index) => {
@@ -62,10 +81,29 @@ fn meddle(server: &FakeServer, meddling: &Meddling) {
                 server.put(&path, child);
             }
         }
-        Meddling::Resize(replicas) => {
+        // What these reconciles make of it is judged by where they lead.
+        Meddling::Respec(index) => {
             let mut instance = server.get(INSTANCE).unwrap();
-            instance["spec"]["replicas"] = json!(replicas);
+            for (field, value) in specs()[*index].as_object().unwrap() {
+                instance["spec"][field] = value.clone();
+            }
             server.put(INSTANCE, instance);
+            let _ = once(server).await;
+        }
+        Meddling::Fail(number) => {
+            server.fail_at(Some(*number));
+            let _ = once(server).await;
+            server.fail_at(None);
+        }
+        Meddling::Stale => {
+            let (instance, context) = seen.clone();
+            let _ = reconcile(instance, context).await;
+        }
+        Meddling::Hide(index) => {
+            let path = format!("{NAMESPACE}/secrets/{}", ADMINS[*index]);
+            let secret = server.remove(&path).unwrap();
+            let _ = once(server).await;
+            server.put(&path, secret);
         }
     }
 }
@@ -74,21 +112,19 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
 
     #[test]
-    fn whatever_was_done_by_hand_the_children_are_the_same_again(deeds in prop::collection::vec(meddling(), 1..8)) {
+    fn whatever_happened_the_children_are_the_same_again(deeds in prop::collection::vec(meddling(), 1..8)) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
             let server = cluster(json!({}));
             settle(&server).await;
             let before = server.objects();
+            let seen = (instance(&server), context(&server));
             for deed in &deeds {
-                meddle(&server, deed);
-                if matches!(deed, Meddling::Resize(_)) {
-                    let _ = once(&server).await;
-                }
+                meddle(&server, &seen, deed).await;
             }
-            let mut instance = server.get(INSTANCE).unwrap();
-            instance["spec"]["replicas"] = json!(1);
-            server.put(INSTANCE, instance);
+            let mut asked = server.get(INSTANCE).unwrap();
+            asked["spec"] = before[INSTANCE]["spec"].clone();
+            server.put(INSTANCE, asked);
             settle(&server).await;
             let (mut before, mut after) = (before, server.objects());
             // Pods that mount a token follow their ServiceAccount, which has another UID when it was made again.
@@ -99,6 +135,7 @@ proptest! {
             };
             prop_assert_eq!(uid(&mut after), account["metadata"]["uid"].clone());
             uid(&mut before);
+            prop_assert_eq!(before.keys().collect::<Vec<_>>(), after.keys().collect::<Vec<_>>());
             for (path, child) in before.iter().filter(|(path, _)| *path != INSTANCE) {
                 prop_assert_eq!(Some(child), after.get(path), "{}", path);
             }

@@ -2,14 +2,15 @@
 
 use super::*;
 
-fn labelled(server: &FakeServer, name: &str, component: labels::Component, more: &[(&str, &str)]) -> String {
+pub(super) fn labelled(server: &FakeServer, name: &str, component: labels::Component, more: &[(&str, &str)]) -> String {
     let path = format!("{NAMESPACE}/pods/{name}");
     let mut all = labels::selector("demo", component);
     all.extend(more.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())));
     server.put(
         &path,
         json!({"metadata": {"name": name, "namespace": "ns", "labels": all,
-            "creationTimestamp": "2026-01-01T00:00:00Z"}}),
+            "creationTimestamp": "2026-01-01T00:00:00Z"},
+            "status": {"phase": "Failed", "reason": "Evicted", "message": "not of this instance"}}),
     );
     path
 }
@@ -36,12 +37,17 @@ async fn pods_with_the_labels_and_another_owner_are_left_alone() {
         ),
     ];
     let before: Vec<_> = theirs.iter().map(|path| server.get(path)).collect();
+    // The proxy runs, so that the status tells of the server.
+    let proxy = "/apis/apps/v1/namespaces/ns/deployments/cli-mcp-demo-proxy";
+    let mut running = server.get(proxy).unwrap();
+    running["status"] = json!({"replicas": 1, "updatedReplicas": 1, "availableReplicas": 1});
+    server.put(proxy, running);
     settle(&server).await;
     assert_eq!(pods(&server).len(), 5, "the pool has its own");
     assert_eq!(server.get(INSTANCE).unwrap()["status"]["sessions"], 0);
-    let mut instance = server.get(INSTANCE).unwrap();
-    instance["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
-    server.put(INSTANCE, instance);
+    let (_, message) = condition(&server, "Ready");
+    assert_eq!(message, "Deployment cli-mcp-demo: 0 of 1 pods are available");
+    delete(&server);
     for _ in 0..3 {
         once(&server).await.unwrap();
     }

@@ -61,9 +61,7 @@ async fn an_account_that_an_admin_made_is_not_bound() {
 async fn an_instance_stays_until_its_server_is_bound_no_more() {
     let server = cluster(json!({}));
     settle(&server).await;
-    let mut instance = server.get(INSTANCE).unwrap();
-    instance["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
-    server.put(INSTANCE, instance);
+    delete(&server);
     once(&server).await.unwrap();
     server.fail_at(Some(1));
     let failed = once(&server).await.unwrap_err().to_string();
@@ -83,9 +81,7 @@ async fn a_foreign_binding_does_not_hold_an_instance_that_is_deleted() {
     let mut theirs = binding(&[]);
     theirs["roleRef"]["name"] = json!("cluster-admin");
     server.put(BINDING, theirs);
-    let mut instance = server.get(INSTANCE).unwrap();
-    instance["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
-    server.put(INSTANCE, instance);
+    delete(&server);
     once(&server).await.unwrap();
     once(&server).await.unwrap();
     assert!(server.get(INSTANCE).is_none());
@@ -128,4 +124,113 @@ async fn what_took_the_name_of_a_child_that_must_be_made_again_is_not_deleted() 
     server.make_again_at_apply(path);
     once(&server).await.unwrap();
     assert_eq!(server.get(path).unwrap()["metadata"]["uid"], "another");
+}
+
+#[tokio::test]
+async fn a_foreign_object_is_reported_and_left_alone() {
+    let spec = json!({"proxy": {"replicas": 2, "targets": [{"type": "kubernetes"}]}});
+    let whole = cluster(spec.clone());
+    settle(&whole).await;
+    let children = children(&whole);
+    assert_eq!(children.len(), 16, "{children:?}");
+    for path in &children {
+        let server = cluster(spec.clone());
+        let (kind, name) = (
+            whole.get(path).unwrap()["kind"].clone(),
+            path.rsplit('/').next().unwrap(),
+        );
+        server.put(
+            path,
+            json!({"metadata": {"name": name, "namespace": "ns"}, "spec": {"theirs": true}}),
+        );
+        let before = server.get(path);
+        settle(&server).await;
+        assert_eq!(server.get(path), before, "{path}");
+        let (reason, message) = condition(&server, "Ready");
+        assert_eq!(reason, "ChildrenNotReady");
+        let told = format!(
+            "{} {name} exists and does not belong to this instance",
+            kind.as_str().unwrap()
+        );
+        assert!(message.contains(&told), "{message}");
+    }
+}
+
+#[tokio::test]
+async fn nothing_is_granted_to_or_through_what_others_wrote() {
+    let rbac = "/apis/rbac.authorization.k8s.io/v1/namespaces/ns";
+    for (theirs, withheld) in [
+        (format!("{rbac}/roles/cli-mcp-demo"), &["rolebindings/cli-mcp-demo"][..]),
+        (
+            "/api/v1/namespaces/ns/serviceaccounts/cli-mcp-demo".to_owned(),
+            &["rolebindings/cli-mcp-demo", "deployments/cli-mcp-demo"],
+        ),
+        (
+            "/api/v1/namespaces/ns/configmaps/cli-mcp-demo-proxy".to_owned(),
+            &["deployments/cli-mcp-demo-proxy"],
+        ),
+    ] {
+        let server = cluster(json!({"sandbox": {"warmPoolSize": 1}}));
+        let name = theirs.rsplit('/').next().unwrap();
+        server.put(&theirs, json!({"metadata": {"name": name, "namespace": "ns"}}));
+        proxy_answers(&server);
+        settle(&server).await;
+        let objects = server.objects();
+        let made = |suffix: &str| objects.keys().any(|path| path.ends_with(suffix));
+        for child in withheld {
+            assert!(!made(child), "{theirs}: {child}");
+        }
+        assert!(
+            !objects.keys().any(|path| path.contains("/pods/")),
+            "{theirs}: a sandbox was made"
+        );
+        // The rest stands.
+        assert!(made("rolebindings/cli-mcp-demo-client") && made("networkpolicies/cli-mcp-demo-sandbox"));
+    }
+}
+
+#[tokio::test]
+async fn a_key_of_an_earlier_instance_is_not_used() {
+    let server = cluster(json!({}));
+    let path = "/api/v1/namespaces/ns/secrets/cli-mcp-demo-hmac";
+    let earlier = json!([{"apiVersion": "cli-mcp.redhat.com/v1alpha1", "kind": "CliMcpInstance", "name": "demo",
+        "uid": "earlier", "controller": true}]);
+    server.put(
+        path,
+        json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "cli-mcp-demo-hmac", "namespace": "ns",
+            "ownerReferences": earlier}, "data": {"key": "MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY="}}),
+    );
+    settle(&server).await;
+    let (reason, message) = condition(&server, "Ready");
+    assert!(
+        reason == "ChildrenNotReady" && message.contains("cli-mcp-demo-hmac"),
+        "{reason}: {message}"
+    );
+    assert!(
+        server
+            .get("/apis/apps/v1/namespaces/ns/deployments/cli-mcp-demo")
+            .is_none()
+    );
+    // Collected by owner reference.
+    server.remove(path);
+    settle(&server).await;
+    assert!(
+        server
+            .get("/apis/apps/v1/namespaces/ns/deployments/cli-mcp-demo")
+            .is_some()
+    );
+}
+
+#[tokio::test]
+async fn a_foreign_binding_is_never_overwritten() {
+    let server = cluster(json!({}));
+    server.put(
+        BINDING,
+        json!({"metadata": {"name": "cli-mcp-auth-delegator"},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "cluster-admin"}}),
+    );
+    let before = server.get(BINDING);
+    settle(&server).await;
+    assert_eq!(server.get(BINDING), before);
+    assert!(condition(&server, "Ready").1.contains("cli-mcp-auth-delegator"));
 }

@@ -1,4 +1,6 @@
-//! A webhook refuses one write: the others are made, the status tells, and the reconcile is tried again.
+//! One request is refused: the others are made, the status tells, and the reconcile is tried again.
+
+use http::StatusCode;
 
 use super::*;
 
@@ -14,14 +16,7 @@ async fn a_stamp_that_is_refused_holds_up_nothing_else() {
     let server = cluster(json!({"sandbox": {"warmPoolSize": 2}}));
     settle(&server).await;
     proxy_answers(&server);
-    let path = format!("{NAMESPACE}/pods/cli-mcp-demo-proxy-hash-1");
-    let mut of_proxy = labels::selector("demo", labels::Component::Proxy);
-    of_proxy.insert("pod-template-hash".to_owned(), "hash".to_owned());
-    server.put(
-        &path,
-        json!({"metadata": {"name": "cli-mcp-demo-proxy-hash-1", "namespace": "ns", "labels": of_proxy,
-            "ownerReferences": [replica_set("cli-mcp-demo-proxy-hash")]}}),
-    );
+    let path = proxy_pod(&server);
     server.refuse(&format!("PATCH {path}"));
     once(&server).await.unwrap_err();
     assert_eq!(pods(&server).len(), 3, "the pool is filled beside it");
@@ -35,14 +30,108 @@ async fn a_session_whose_end_is_refused_holds_up_no_other() {
     settle(&server).await;
     let pods = pods(&server);
     for path in &pods {
-        let mut idle = server.get(path).unwrap();
-        idle["metadata"]["labels"][labels::SESSION_ID] = json!("s");
-        idle["metadata"]["annotations"][labels::CREATED_AT] = json!("2026-01-01T00:00:00Z");
-        idle["metadata"]["creationTimestamp"] = json!("2026-01-01T00:00:00Z");
-        server.put(path, idle);
+        idle(&server, path);
     }
     server.refuse(&format!("DELETE {}", pods[0]));
     once(&server).await.unwrap_err();
     assert!(server.get(&pods[0]).is_some() && server.get(&pods[1]).is_none());
     tells(&server, pods[0].rsplit('/').next().unwrap());
+}
+
+#[tokio::test]
+async fn a_secret_that_cannot_be_read_is_told_and_what_needs_it_stays() {
+    let secrets = ["kubeconfig", "tls", "proxy-ca", "hmac"].map(|key| format!("cli-mcp-demo-{key}"));
+    let answers = [
+        (StatusCode::FORBIDDEN, "install its roles again"),
+        (StatusCode::INTERNAL_SERVER_ERROR, "whether the API server is well"),
+    ];
+    for (secret, (code, remedy)) in secrets.iter().flat_map(|secret| answers.map(|answer| (secret, answer))) {
+        let server = cluster(json!({"sandbox": {"warmPoolSize": 2}}));
+        proxy_pod(&server);
+        proxy_answers(&server);
+        settle(&server).await;
+        let before = (server.objects(), condition(&server, "Ready"));
+        let ended = pods(&server).remove(0);
+        idle(&server, &ended);
+        server.refuse_read(Some((&format!("{NAMESPACE}/secrets/{secret}"), code)));
+
+        server.take_writes();
+        let failed = once(&server).await.unwrap_err().to_string();
+        let made = format!("POST {NAMESPACE}/secrets");
+        assert!(!server.take_writes().contains(&made), "{secret} is there, and was made");
+        assert!(failed.contains(&format!("read Secret ns/{secret}")), "{failed}");
+        let (reason, message) = condition(&server, "Ready");
+        assert_eq!(reason, "ChildrenNotReady");
+        assert!(
+            message.contains(&format!("Secret {secret} could not be read: the test says so"))
+                && message.contains(remedy)
+                && !message.contains("does not exist"),
+            "{message}"
+        );
+        let mut after = server.objects();
+        assert!(after.remove(&ended).is_none(), "{secret}: the idle session did not end");
+        for (path, object) in before
+            .0
+            .iter()
+            .filter(|(path, _)| ![INSTANCE, ended.as_str()].contains(&path.as_str()))
+        {
+            assert_eq!(after.get(path), Some(object), "{secret}: {path}");
+        }
+
+        server.refuse_read(None);
+        settle(&server).await;
+        assert_eq!(condition(&server, "Ready"), before.1, "{secret}");
+    }
+}
+
+#[tokio::test]
+async fn an_instance_whose_finalizer_is_refused_says_so() {
+    let server = cluster(json!({}));
+    server.refuse(&format!("PATCH {INSTANCE}"));
+    once(&server).await.unwrap_err();
+    let (reason, message) = condition(&server, "Ready");
+    assert_eq!(reason, "Reconciling");
+    assert!(
+        message.contains("finalizer") && message.contains("webhook"),
+        "{message}"
+    );
+}
+
+#[tokio::test]
+async fn a_sandbox_whose_deletion_is_refused_holds_up_no_other_and_the_instance_says_so() {
+    let server = cluster(json!({"sandbox": {"warmPoolSize": 2}}));
+    proxy_answers(&server);
+    settle(&server).await;
+    delete(&server);
+    once(&server).await.unwrap();
+    let pods = pods(&server);
+    server.refuse(&format!("DELETE {}", pods[0]));
+    once(&server).await.unwrap_err();
+    assert!(server.get(&pods[0]).is_some() && server.get(&pods[1]).is_none());
+    let (_, message) = condition(&server, "Ready");
+    let name = pods[0].rsplit('/').next().unwrap();
+    assert!(
+        message.contains(&format!("its sandboxes are gone: {name} and 1 more. It is tried again"))
+            && message.contains("webhook"),
+        "{message}"
+    );
+}
+
+#[tokio::test]
+async fn an_instance_whose_remains_cannot_be_read_says_so_and_stays() {
+    let server = cluster(json!({}));
+    settle(&server).await;
+    delete(&server);
+    let path = "/apis/apps/v1/namespaces/ns/deployments/cli-mcp-demo";
+    server.refuse_read(Some((path, StatusCode::FORBIDDEN)));
+    once(&server).await.unwrap_err();
+    let (_, message) = condition(&server, "Ready");
+    assert!(
+        message.contains("could not be read") && message.contains("Deployment ns/cli-mcp-demo: the test says so"),
+        "{message}"
+    );
+    server.refuse_read(None);
+    once(&server).await.unwrap();
+    once(&server).await.unwrap();
+    assert!(server.get(INSTANCE).is_none());
 }

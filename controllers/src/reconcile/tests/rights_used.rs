@@ -4,7 +4,6 @@
 use serde_json::json;
 
 use super::*;
-use crate::build::ChildKind;
 use crate::rights::tests::granted;
 
 /// Resources that `Caches::start` lists and watches.
@@ -61,22 +60,10 @@ async fn every_right_is_used() {
     let server =
         cluster(json!({"sandbox": {"warmPoolSize": 1}, "proxy": {"replicas": 2, "targets": [{"type": "kubernetes"}]}}));
     proxy_answers(&server);
-    let mut of_proxy = labels::selector("demo", labels::Component::Proxy);
-    of_proxy.insert("pod-template-hash".to_owned(), "hash".to_owned());
-    server.put(
-        &format!("{NAMESPACE}/pods/proxy-1"),
-        json!({"metadata": {"name": "proxy-1", "namespace": "ns", "labels": of_proxy,
-            "ownerReferences": [replica_set("cli-mcp-demo-proxy-hash")]}}),
-    );
+    proxy_pod(&server);
     settle(&server).await;
     // Changed by others, and not to be changed back.
-    let is_child = |path: &String| {
-        ChildKind::ALL
-            .iter()
-            .any(|kind| path.contains(&format!("/{}/", kind.api_resource().plural)))
-    };
-    let children: Vec<String> = server.objects().into_keys().filter(is_child).collect();
-    for path in &children {
+    for path in &children(&server) {
         touch(&server, path);
         server.make_again_at_apply(path);
         once(&server).await.unwrap();
@@ -91,9 +78,7 @@ async fn every_right_is_used() {
     instance["spec"]["sandbox"]["warmPoolSize"] = json!(0);
     server.put(INSTANCE, instance);
     settle(&server).await;
-    let mut instance = server.get(INSTANCE).unwrap();
-    instance["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
-    server.put(INSTANCE, instance);
+    delete(&server);
     for _step in ["the server is scaled down", "the finalizer goes"] {
         once(&server).await.unwrap();
     }

@@ -1,6 +1,7 @@
 //! Tests in which this machine runs the operator, and kills it, cuts it off, or lets another lead: alone on the cluster, so
 //! they are ignored unless `make test-operator` asks for them. Here is what they look at.
 
+mod denied;
 mod fails;
 mod faulty_server;
 mod idle;

@@ -8,7 +8,7 @@ use serde_json::Value;
 use super::process::{Alone, Operator, Run};
 
 /// A kubeconfig with the rights of `config/rbac` in these namespaces, as OLM grants them.
-fn restricted(folder: &std::path::Path, own: &str, watched: &[&str]) -> Result<std::path::PathBuf> {
+pub(crate) fn restricted(folder: &std::path::Path, own: &str, watched: &[&str]) -> Result<std::path::PathBuf> {
     let rules = |file: &str| -> Result<Value> {
         let text = std::fs::read_to_string(cluster::repository().join("config/rbac").join(file))?;
         let role: Value = serde_yaml::from_str(&text)?;

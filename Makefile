@@ -230,10 +230,10 @@ test-bundle-install: cluster-ready images workspace ## Install what the bundle s
 	$(if $(filter dev,$(CLUSTER)),test/bundle/scorecard)
 
 .PHONY: test-upgrade
-test-upgrade: cluster-ready images ## Install the first release, start sessions, upgrade to the current manifests, find them alive
-	CLUSTER=$(CLUSTER) IMAGE_REGISTRY=$(IMAGE_REGISTRY) BIN_DIR=$(BIN_DIR) TAG=upgrade-from hack/images/build
+test-upgrade: cluster-ready images ## Install the first recorded manifests, start sessions, upgrade to the current ones, find them alive (OLD_BIN_DIR=programs of a release)
+	CLUSTER=$(CLUSTER) IMAGE_REGISTRY=$(IMAGE_REGISTRY) BIN_DIR=$(or $(OLD_BIN_DIR),$(BIN_DIR)) TAG=upgrade-from hack/images/build
 	$(IN_CLUSTER) IMAGE_PREFIX=$(IMAGE_PREFIX) OLD_TAG=upgrade-from TAG=$(IMAGE_TAG) \
-	  KUBECTL_PLUGIN=$(BIN_DIR)/kubectl-cli_mcp test/upgrade/run
+	  OLD_BIN_DIR=$(or $(OLD_BIN_DIR),$(BIN_DIR)) BIN_DIR=$(BIN_DIR) KUBECTL_PLUGIN=$(BIN_DIR)/kubectl-cli_mcp test/upgrade/run
 
 .PHONY: test-images
 test-images: build ## Build each image twice, compare the digests and look inside (root, Debian)
@@ -244,8 +244,9 @@ test-hardened: build-prod ## Read from the shipped binaries that they are harden
 	test/images/hardened $(TARGET_DIR)/$(CARGO_BUILD_TARGET)/prod
 
 .PHONY: test-docs
-test-docs: dev-cluster workspace ## Run the commands of docs/quick-start.md and docs/install.md, as printed, on the development cluster
-	CARGO="$(CARGO)" DOCS_PROGRAM=$(DEV_BIN_DIR)/docs BIN_DIR=$(BIN_DIR) hack/docs/run-pages docs/quick-start.md docs/install.md
+test-docs: dev-cluster workspace ## Run the commands of the pages, as printed, then config/default as it is, on the development cluster
+	CARGO="$(CARGO)" DOCS_PROGRAM=$(DEV_BIN_DIR)/docs BIN_DIR=$(BIN_DIR) hack/docs/run-pages
+	$(IN_CLUSTER) BIN_DIR=$(BIN_DIR) DEMO_PROGRAM=$(DEV_BIN_DIR)/demo KUBECTL_PLUGIN=$(BIN_DIR)/kubectl-cli_mcp test/install/default
 
 .PHONY: test-clients
 test-clients: cluster-ready build ## List and watch through the proxy with the Python, JavaScript, Go and Java clients of Kubernetes

@@ -116,7 +116,7 @@ pub struct Connection {
     #[arg(long, env = "CLI_MCP_TOKEN_FILE", value_name = "FILE")]
     pub token_file: Option<PathBuf>,
     /// PEM file with the CA of the server's certificate. Default: what the instance's Secret says, else OpenShift's
-    /// service CA, else the roots of this machine
+    /// service CA, else the roots of this machine; with --url the roots of this machine
     #[arg(long, env = "CLI_MCP_CA_FILE", value_name = "FILE")]
     pub ca_file: Option<PathBuf>,
 }
@@ -164,11 +164,18 @@ pub struct InvestigationArguments {
     /// Name of the instance that shall use it; it need not exist yet
     #[arg(short, long, env = "CLI_MCP_INSTANCE", value_name = "NAME")]
     pub instance: String,
-    /// ClusterRole that says what the identity may do. view reads everything but Secrets and access rules
+    /// ClusterRole that says what the identity may do. view reads what is in namespaces, but Secrets and access rules, and no
+    /// nodes
     #[arg(long, env = "CLI_MCP_CLUSTER_ROLE", default_value = "view", value_name = "ROLE")]
     pub cluster_role: String,
     /// Grant the role in these namespaces only, separated by commas. Default: in the whole cluster
-    #[arg(long, env = "CLI_MCP_IN_NAMESPACES", value_delimiter = ',', value_name = "NAMESPACE")]
+    #[arg(
+        long,
+        env = "CLI_MCP_IN_NAMESPACES",
+        value_delimiter = ',',
+        value_name = "NAMESPACE",
+        value_parser = clap::builder::NonEmptyStringValueParser::new()
+    )]
     pub in_namespaces: Vec<String>,
     /// Name of the ServiceAccount
     #[arg(

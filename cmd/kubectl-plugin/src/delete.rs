@@ -20,8 +20,12 @@ pub(crate) async fn run(place: &Place, arguments: &DeleteArguments) -> Result<()
     let server = Server::of(place, &arguments.connection).await?;
     let mut all = Vec::new();
     for session in &arguments.sessions {
-        let (status, text) = server.end(session).await?;
-        all.push(outcome(session, status, &text));
+        all.push(match server.end(session).await {
+            Ok((status, text)) => outcome(session, status, &text),
+            // What is wrong with the invocation is wrong for all of them.
+            Err(error @ Error::Invocation(_)) => return Err(error),
+            Err(error) => failed(session, error.to_string()),
+        });
     }
     match arguments.output.output {
         Format::Json => render::print_json(&serde_json::json!({ "sessions": all }))?,
@@ -31,7 +35,7 @@ pub(crate) async fn run(place: &Place, arguments: &DeleteArguments) -> Result<()
             }
         }
     }
-    let failed: Vec<String> = all
+    let left: Vec<String> = all
         .iter()
         .filter_map(|ended| {
             Some(format!(
@@ -41,25 +45,36 @@ pub(crate) async fn run(place: &Place, arguments: &DeleteArguments) -> Result<()
             ))
         })
         .collect();
-    if failed.is_empty() {
+    if left.is_empty() {
         Ok(())
     } else {
-        Err(Error::Failed(failed.join("; ")))
+        Err(Error::Failed(left.join("; ")))
     }
 }
 
 /// 204 whether or not there was something to end; anything else is `{"error": …}`.
 fn outcome<'a>(session: &'a str, status: u16, body: &str) -> Ended<'a> {
-    let error = (status != 204).then(|| {
-        serde_json::from_str::<serde_json::Value>(body)
-            .ok()
-            .and_then(|body| Some(body.get("error")?.as_str()?.to_owned()))
-            .unwrap_or_else(|| format!("the server answered HTTP {status}"))
-    });
+    if status == 204 {
+        return Ended {
+            session,
+            ended: true,
+            error: None,
+        };
+    }
+    let said = serde_json::from_str::<serde_json::Value>(body)
+        .ok()
+        .and_then(|body| Some(body.get("error")?.as_str()?.to_owned()));
+    failed(
+        session,
+        said.unwrap_or_else(|| format!("the server answered HTTP {status}")),
+    )
+}
+
+fn failed(session: &str, error: String) -> Ended<'_> {
     Ended {
         session,
-        ended: error.is_none(),
-        error,
+        ended: false,
+        error: Some(error),
     }
 }
 

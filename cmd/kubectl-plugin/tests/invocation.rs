@@ -43,10 +43,24 @@ fn kubectl_is_answered_what_completes_a_line() {
 }
 
 #[test]
+fn who_says_nothing_gets_the_help() {
+    let output = plugin(&[]);
+    let stderr = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{stderr}");
+    assert!(
+        stderr.contains("Usage: kubectl cli-mcp") && stderr.contains("investigation-kubeconfig"),
+        "{stderr}"
+    );
+}
+
+#[test]
 fn a_bad_invocation_is_one_line_and_exit_code_2() {
     let kubeconfig = ["sessions", "--kubeconfig", "/nonexistent/config"];
-    let cases: [(&[&str], &str); 6] = [
+    let no_namespace = ["investigation-kubeconfig", "-i", "x", "--in-namespaces", "a,,b"];
+    let cases: [(&[&str], &str); 8] = [
         (&["sesions"], "sessions"),
+        (&["sessions", "-o", "yaml"], "text, json"),
+        (&no_namespace, "--in-namespaces"),
         (&["run", "s1"], "COMMAND"),
         (&["run", "s1", "--timeout=6m", "--", "ls"], "--timeout"),
         (&["run", "s1", "--url", "http://mcp.example.com", "--", "ls"], "--url"),
@@ -97,6 +111,14 @@ fn a_server_that_is_not_there_leaves_run_without_a_result() {
         stderr.to_lowercase().contains("connection refused"),
         "the cause is not told: {stderr}"
     );
-    let deleted = plugin(&["delete", "s1", "--url", &url]);
+    let deleted = plugin(&["delete", "s1", "s2", "--url", &url, "-o", "json"]);
     assert_eq!(deleted.status.code(), Some(1), "{}", text(&deleted.stderr));
+    let told: serde_json::Value = serde_json::from_slice(&deleted.stdout).unwrap();
+    for (place, session) in ["s1", "s2"].iter().enumerate() {
+        let ended = &told["sessions"][place];
+        assert!(
+            ended["session"] == *session && ended["ended"] == false && ended["error"].is_string(),
+            "each is tried, and told: {told}"
+        );
+    }
 }

@@ -101,7 +101,9 @@ pub(super) fn fill_tls(namespace: &str, secret: &str) -> String {
 }
 
 fn filled(namespace: &str, secret: &str) -> String {
-    format!("Fill it: kubectl -n {namespace} create secret {secret} --dry-run=client -o yaml | kubectl apply -f -")
+    format!(
+        "Fill it: kubectl -n {namespace} create secret {secret} --dry-run=client -o yaml | kubectl apply --server-side --force-conflicts -f -"
+    )
 }
 
 pub(super) fn missing_kubeconfig(namespace: &str, secret: &str) -> Problem {

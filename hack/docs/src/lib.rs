@@ -2,6 +2,7 @@
 
 pub mod blocks;
 pub mod links;
+pub mod queries;
 pub mod reference;
 pub mod source;
 pub mod troubleshoot;
@@ -9,6 +10,21 @@ pub mod troubleshoot;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
+
+/// The pages whose commands `make test-docs` runs, in its order: the quick start makes the instance that the others are about, and
+/// cleans up after them.
+pub const RUN: [&str; 10] = [
+    "docs/quick-start.md",
+    "README.md",
+    "docs/troubleshoot.md",
+    "docs/security.md",
+    "docs/proxy.md",
+    "docs/sandbox-image.md",
+    "docs/clients.md",
+    "docs/operate.md",
+    "docs/rotation.md",
+    "docs/install.md",
+];
 
 /// The repository's root.
 #[must_use]

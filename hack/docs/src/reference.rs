@@ -69,18 +69,48 @@ const METRICS: [(&str, &str, &str, &[&str]); 4] = [
     ),
 ];
 
+/// The metrics of a program, as the code registers them.
+pub struct Exported {
+    /// What the name of each begins with.
+    pub prefix: &'static str,
+    /// The files and folders that register them.
+    pub sources: &'static [&'static str],
+    /// The metrics, under their names without the prefix.
+    pub metrics: Vec<Metric>,
+}
+
+/// What each program exports.
+///
+/// # Errors
+///
+/// When a source file cannot be read or parsed.
+pub fn exported(repository: &Path) -> Result<Vec<Exported>> {
+    METRICS
+        .iter()
+        .map(|(_, _, prefix, sources)| {
+            let mut metrics = Vec::new();
+            for folder in *sources {
+                metrics.extend(source::metrics(repository, folder)?);
+            }
+            Ok(Exported {
+                prefix,
+                sources,
+                metrics,
+            })
+        })
+        .collect()
+}
+
 fn metrics(repository: &Path) -> Result<String> {
     let mut text =
         "# Metrics\n\nEvery program serves `/metrics` in the OpenMetrics format. No label holds what a client sent.\n"
             .to_owned();
-    for (program, place, prefix, folders) in METRICS {
+    for ((program, place, ..), exported) in METRICS.iter().zip(exported(repository)?) {
         text.push_str(&format!(
             "\n## {program}\n\nServed {place}.\n\n| metric | kind | labels | meaning |\n|---|---|---|---|\n"
         ));
-        for folder in folders {
-            for metric in source::metrics(repository, folder)? {
-                text.push_str(&metric_row(prefix, &metric));
-            }
+        for metric in &exported.metrics {
+            text.push_str(&metric_row(exported.prefix, metric));
         }
     }
     Ok(text)

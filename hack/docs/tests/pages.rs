@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 use clap::Parser;
 use cli_mcp_api::v1alpha1::CliMcpInstance;
 use cli_mcp_docs::blocks::{self, Block};
-use cli_mcp_docs::{links, read, repository};
+use cli_mcp_docs::{RUN, links, read, repository};
 use cli_mcp_kubectl_plugin::cli::Cli;
 
 /// Every page for people.
@@ -33,7 +33,7 @@ fn commands() -> Vec<(PathBuf, Block)> {
     let mut all = Vec::new();
     for page in pages() {
         for block in blocks::of(&read(&page).unwrap()) {
-            if matches!(block.info.as_str(), "sh" | "console") {
+            if block.is_commands() {
                 all.push((page.clone(), block));
             }
         }
@@ -42,16 +42,10 @@ fn commands() -> Vec<(PathBuf, Block)> {
     all
 }
 
-/// The command lines of a block: continued ones joined, without the prompt of `console` and without its output.
+/// The command lines of a block, continued ones joined.
 fn lines(block: &Block) -> Vec<String> {
-    let joined = block.text.replace("\\\n", " ");
-    joined
-        .lines()
-        .filter_map(|line| match block.info.as_str() {
-            "console" => line.trim_start().strip_prefix("$ ").map(str::to_owned),
-            _ => Some(line.trim().to_owned()),
-        })
-        .collect()
+    let joined = block.commands().replace("\\\n", " ");
+    joined.lines().map(|line| line.trim().to_owned()).collect()
 }
 
 /// The words of a command line; what stands in double quotes is no border.
@@ -108,6 +102,40 @@ fn images_are_those_of_this_version() {
     assert!(found > 5, "only {found}");
 }
 
+#[test]
+fn every_command_is_run_or_says_why_not() {
+    let repository = repository();
+    for page in pages() {
+        let text = read(&page).unwrap();
+        let name = page.strip_prefix(&repository).unwrap().to_str().unwrap();
+        let runs = RUN.contains(&name);
+        let blocks = blocks::of(&text);
+        let is_run = |block: &&Block| block.is_commands() && block.not_run.is_none();
+        let left: Vec<usize> = blocks.iter().filter(is_run).map(|block| block.line).collect();
+        if runs {
+            assert!(
+                !left.is_empty(),
+                "{name} is among the pages that are run, and nothing of it is"
+            );
+        } else {
+            assert!(
+                left.is_empty(),
+                "{name} lines {left:?}: add the page to RUN, or <!-- not run: REASON --> above each"
+            );
+            let tests = text.lines().any(|line| line.trim_start().starts_with("<!-- test:"));
+            assert!(!tests, "{name} is not run, and has commands for that");
+        }
+        let stray = blocks::stray_reasons(&text);
+        assert!(
+            stray.is_empty(),
+            "{name} lines {stray:?}: a reason stands above no commands"
+        );
+    }
+    for name in RUN {
+        assert!(repository.join(name).exists(), "{name}");
+    }
+}
+
 /// Whether a line begins with a program that readers run.
 fn is_command(line: &str) -> bool {
     const PROGRAMS: [&str; 8] = ["make", "kubectl", "oc", "podman", "docker", "cargo", "curl", "npx"];
@@ -153,8 +181,17 @@ fn no_command_hides_from_these_tests() {
 
 #[test]
 fn commands_are_bash() {
-    for (page, block) in commands() {
-        let script = lines(&block).join("\n");
+    let whole = RUN.map(|name| {
+        (
+            repository().join(name),
+            1,
+            blocks::script(&read(&repository().join(name)).unwrap()),
+        )
+    });
+    let single = commands()
+        .into_iter()
+        .map(|(page, block)| (page, block.line, block.commands()));
+    for (page, line, script) in single.chain(whole) {
         let mut bash = Command::new("bash")
             .arg("-n")
             .stdin(Stdio::piped())
@@ -165,9 +202,8 @@ fn commands_are_bash() {
         let output = bash.wait_with_output().unwrap();
         assert!(
             output.status.success(),
-            "{} line {}: {}",
+            "{} line {line}: {}",
             page.display(),
-            block.line,
             String::from_utf8_lossy(&output.stderr)
         );
     }

@@ -33,10 +33,15 @@ pub fn fail(text: impl Display) -> ExitCode {
     ExitCode::FAILURE
 }
 
-/// What clap gives in place of arguments: help and version are printed, the rest is a bad invocation.
+/// What clap gives in place of arguments: help and version are printed, the rest is a bad invocation. One that says nothing at all
+/// gets the help: there is no mistake in it to name.
 #[must_use]
 pub fn without_arguments(error: &clap::Error, program: &str) -> ExitCode {
-    if error.use_stderr() {
+    if error.kind() == clap::error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
+        // Nothing is left to be told where standard error is closed.
+        let _ = write!(std::io::stderr().lock(), "{}", error.render());
+        ExitCode::from(BAD_INVOCATION)
+    } else if error.use_stderr() {
         refuse(one_line(error, program))
     } else {
         print(&error.render().to_string())
@@ -60,7 +65,8 @@ fn one_line(error: &clap::Error, program: &str) -> String {
     let text = error.render().to_string();
     let what = text
         .lines()
-        .take_while(|line| !line.starts_with("Usage:"))
+        // The way to help is told at the end, by the name that a user knows.
+        .take_while(|line| !line.starts_with("Usage:") && !line.starts_with("For more information"))
         .map(str::trim);
     let joined = what.filter(|line| !line.is_empty()).collect::<Vec<_>>().join(" ");
     format!("{} (see {program} --help)", joined.trim_start_matches("error: "))
@@ -72,15 +78,18 @@ mod tests {
 
     #[test]
     fn a_bad_invocation_is_one_line_that_names_the_flag_and_the_way_to_help() {
-        let command = clap::Command::new("program").arg(clap::Arg::new("key").long("key-file").required(true));
+        let key = clap::Arg::new("key").long("key-file").required(true);
+        let command = clap::Command::new("program").arg(key.value_parser(["a", "b"]));
         let unknown = command
             .clone()
             .try_get_matches_from(["program", "--key-fil"])
             .unwrap_err();
-        let missing = command.try_get_matches_from(["program"]).unwrap_err();
-        for error in [unknown, missing] {
+        let missing = command.clone().try_get_matches_from(["program"]).unwrap_err();
+        let wrong = command.try_get_matches_from(["program", "--key-file=c"]).unwrap_err();
+        for error in [unknown, missing, wrong] {
             let line = one_line(&error, "program");
             assert!(!line.contains('\n') && !line.contains("Usage"), "{line}");
+            assert_eq!(line.matches("--help").count(), 1, "{line}");
             assert!(
                 line.contains("--key-file") && line.ends_with("(see program --help)"),
                 "{line}"

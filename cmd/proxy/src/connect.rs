@@ -2,18 +2,22 @@
 //! nothing but TLS (`proxy.md`, steps 1 and 2; `proxy_cases.md`, cases 20 to 25 and 56).
 
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use cli_mcp_kubeconfig::Authority;
+use rustls::ServerConfig;
 use rustls::server::Acceptor;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
+use tokio::sync::Semaphore;
 use tokio::time::{Duration, timeout};
+use tokio_rustls::server::TlsStream;
 use tokio_rustls::{LazyConfigAcceptor, StartHandshake};
 
 use crate::dial::DialError;
 use crate::head::{Framing, Head, find_end};
 use crate::metrics::Open;
-use crate::proxy::{Entry, Shared};
+use crate::proxy::{Entry, LARGE_HEAD, Shared};
 use crate::refusal::{Refusal, phrase};
 use crate::socket::{Socket, tune};
 use crate::state::{Backend, Destination};
@@ -85,46 +89,18 @@ fn shown(target: &str) -> String {
 
 /// Serves one connection to its end.
 pub async fn serve(mut tcp: TcpStream, client: IpAddr, shared: &Shared) {
-    if tune(&tcp).is_err() {
+    if tune(&tcp, shared.timeouts.stall).is_err() {
         return;
     }
-    let Ok(Some((raw, ahead))) = timeout(shared.timeouts.handshake, read_head(&mut tcp)).await else {
-        return;
-    };
-    let parsed = raw
-        .map_err(|message| (Refusal::new(400, message), String::new()))
-        .and_then(|raw| parse_connect(&raw));
-    let authority = match parsed {
-        Ok(authority) => authority,
-        Err((refusal, target)) => {
-            Entry::begin(shared, client, &target, NO_TARGET, "CONNECT").deny(refusal.status, &refusal.message);
-            return refuse(tcp, &refusal).await;
+    let accepted = match take_connect(&mut tcp, shared).await {
+        None => return,
+        Some(Ok(accepted)) => accepted,
+        Some(Err(refused)) => {
+            Entry::begin(shared, client, &refused.target, &refused.label, "CONNECT")
+                .deny(refused.refusal.status, &refused.reason);
+            return refuse(tcp, &refused.refusal).await;
         }
     };
-    let label = authority.to_string();
-    let state = shared.state.load_full();
-    let Some(destination) = state.destination(&authority).cloned() else {
-        let message =
-            format!("{label} is not a target of this sandbox: only exactly listed host:port pairs are reachable");
-        Entry::begin(shared, client, &label, NO_TARGET, "CONNECT").deny(403, &message);
-        return refuse(tcp, &Refusal::new(403, message)).await;
-    };
-    let checked = timeout(shared.timeouts.handshake, check_public_name(&destination)).await;
-    let too_late = |_| Err(Refusal::new(504, format!("{label} cannot be resolved in time")));
-    if let Err(refusal) = checked.unwrap_or_else(too_late) {
-        Entry::begin(shared, client, &label, &label, "CONNECT").deny(refusal.status, &refusal.message);
-        return refuse(tcp, &refusal).await;
-    }
-    let config = match state.minter.server_config(&authority.host) {
-        Ok(config) => config,
-        Err(error) => {
-            tracing::error!(%error, target = %label, "Cannot make a certificate");
-            let refusal = Refusal::new(502, "the proxy cannot make a certificate for this target");
-            Entry::begin(shared, client, &label, &label, "CONNECT").deny(refusal.status, &error.to_string());
-            return refuse(tcp, &refusal).await;
-        }
-    };
-    drop(state);
     if tcp
         .write_all(b"HTTP/1.1 200 Connection established\r\n\r\n")
         .await
@@ -133,17 +109,14 @@ pub async fn serve(mut tcp: TcpStream, client: IpAddr, shared: &Shared) {
         return;
     }
     let _open = Open::new(&shared.metrics.tunnels);
-    let socket = Socket::new(tcp, ahead);
-    let handshake = Box::pin(async {
-        let start = LazyConfigAcceptor::new(Acceptor::default(), socket)
-            .await
-            .map_err(|error| format!("what came in the tunnel is no TLS handshake: {error}"))?;
-        let start = check_sni(start, &destination).await?;
-        start
-            .into_stream(config)
-            .await
-            .map_err(|error| format!("the client ended the TLS handshake: {error}"))
-    });
+    let Accepted {
+        authority,
+        destination,
+        config,
+        ahead,
+    } = accepted;
+    let label = authority.to_string();
+    let handshake = Box::pin(handshake(Socket::new(tcp, ahead), &destination, config));
     let stream = match timeout(shared.timeouts.handshake, handshake).await {
         Ok(Ok(stream)) => stream,
         Ok(Err(reason)) => {
@@ -167,12 +140,100 @@ pub async fn serve(mut tcp: TcpStream, client: IpAddr, shared: &Shared) {
     .await;
 }
 
+/// A CONNECT that becomes a tunnel.
+struct Accepted {
+    authority: Authority,
+    destination: Arc<Destination>,
+    config: Arc<ServerConfig>,
+    /// What came behind it.
+    ahead: Vec<u8>,
+}
+
+/// A CONNECT that does not.
+struct Refused {
+    refusal: Refusal,
+    /// For the audit line.
+    target: String,
+    reason: String,
+    /// For the metrics.
+    label: String,
+}
+
+impl Refused {
+    fn because(refusal: Refusal, target: String, label: &str) -> Self {
+        Self {
+            reason: refusal.message.clone(),
+            refusal,
+            target,
+            label: label.to_owned(),
+        }
+    }
+}
+
+/// Reads a CONNECT and judges it. `None` when the client left, or took too long.
+async fn take_connect(tcp: &mut TcpStream, shared: &Shared) -> Option<Result<Accepted, Refused>> {
+    let read = timeout(shared.timeouts.handshake, read_head(tcp, &shared.large_heads)).await;
+    let (raw, ahead) = read.ok().flatten()?;
+    Some(judge_connect(raw, ahead, shared).await)
+}
+
+async fn judge_connect(raw: Result<Vec<u8>, String>, ahead: Vec<u8>, shared: &Shared) -> Result<Accepted, Refused> {
+    let authority = raw
+        .map_err(|message| (Refusal::new(400, message), String::new()))
+        .and_then(|raw| parse_connect(&raw))
+        .map_err(|(refusal, target)| Refused::because(refusal, target, NO_TARGET))?;
+    let label = authority.to_string();
+    let state = shared.state.load_full();
+    let Some(destination) = state.destination(&authority).cloned() else {
+        let message =
+            format!("{label} is not a target of this sandbox: only exactly listed host:port pairs are reachable");
+        return Err(Refused::because(Refusal::new(403, message), label, NO_TARGET));
+    };
+    let checked = timeout(shared.timeouts.handshake, check_public_name(&destination)).await;
+    let too_late = |_| Err(Refusal::new(504, format!("{label} cannot be resolved in time")));
+    checked
+        .unwrap_or_else(too_late)
+        .map_err(|refusal| Refused::because(refusal, label.clone(), &label))?;
+    let config = state.minter.server_config(&authority.host).map_err(|error| {
+        tracing::error!(%error, target = %label, "Cannot make a certificate");
+        Refused {
+            refusal: Refusal::new(502, "the proxy cannot make a certificate for this target"),
+            target: label.clone(),
+            reason: error.to_string(),
+            label: label.clone(),
+        }
+    })?;
+    Ok(Accepted {
+        authority,
+        destination,
+        config,
+        ahead,
+    })
+}
+
+/// TLS, and nothing but TLS, in the name of the target.
+async fn handshake(
+    socket: Socket,
+    destination: &Destination,
+    config: Arc<ServerConfig>,
+) -> Result<TlsStream<Socket>, String> {
+    let start = LazyConfigAcceptor::new(Acceptor::default(), socket)
+        .await
+        .map_err(|error| format!("what came in the tunnel is no TLS handshake: {error}"))?;
+    check_sni(start, destination)
+        .await?
+        .into_stream(config)
+        .await
+        .map_err(|error| format!("the client ended the TLS handshake: {error}"))
+}
+
 /// Reads up to the end of a head: the head, or what is wrong with it, and the bytes behind it. `None` when the client
 /// left first.
-async fn read_head(tcp: &mut TcpStream) -> Option<(Result<Vec<u8>, String>, Vec<u8>)> {
+async fn read_head(tcp: &mut TcpStream, large_heads: &Semaphore) -> Option<(Result<Vec<u8>, String>, Vec<u8>)> {
     const LONGEST: usize = 64 * 1024;
     let mut buffer = Vec::with_capacity(1024);
     let mut scanned = 0;
+    let mut place = None;
     loop {
         match find_end(&buffer, scanned) {
             Err(error) => return Some((Err(error.to_string()), Vec::new())),
@@ -184,6 +245,9 @@ async fn read_head(tcp: &mut TcpStream) -> Option<(Result<Vec<u8>, String>, Vec<
                 return Some((Err("the header section is too large".into()), Vec::new()));
             }
             Ok(None) => scanned = buffer.len(),
+        }
+        if place.is_none() && buffer.len() > LARGE_HEAD {
+            place = Some(large_heads.acquire().await.ok()?);
         }
         match tcp.read_buf(&mut buffer).await {
             Ok(count) if count > 0 => {}

@@ -16,7 +16,7 @@ use tokio::time::{Instant, timeout_at};
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
-use crate::socket::{Socket, tune};
+use crate::socket::{STALL, Socket, tune};
 use crate::tls;
 
 /// How long name lookup, TCP and TLS handshake may take together.
@@ -194,7 +194,7 @@ impl Dialer {
             let attempt = tokio::time::timeout(share, TcpStream::connect(address)).await;
             match attempt
                 .unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
-                .and_then(|tcp| tune(&tcp).map(|()| tcp))
+                .and_then(|tcp| tune(&tcp, STALL).map(|()| tcp))
             {
                 Ok(tcp) => return Ok(tcp),
                 Err(error) => last = error,

@@ -2,11 +2,13 @@
 //! response is an ordinary one, and either side's leaving is seen at once.
 
 use std::future::{Future, poll_fn};
+use std::io;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Instant, Sleep};
 
 use crate::body::Decoder;
@@ -14,8 +16,12 @@ use crate::head::{Framing, Head, HeadError, find_end};
 use crate::pump::{Inbound, Pump, PumpError};
 use crate::strip;
 
-/// How much a client may send ahead of its next request, in bytes.
-const MAX_PIPELINED: usize = 64 * 1024;
+/// How much a client may send ahead of its next request, in bytes. No Kubernetes client does, and those that do send a
+/// few requests; one that would go on could no longer be seen to leave.
+const MAX_PIPELINED: usize = 8 * 1024;
+
+/// How many interim answers may precede the answer.
+const MAX_INTERIM: usize = 16;
 
 /// A request as it is sent.
 pub struct Outbound<'a> {
@@ -33,6 +39,19 @@ pub struct Outbound<'a> {
     pub close_client: bool,
     /// How long the response's head may take, from the last byte of the request's body that moved.
     pub head_timeout: Option<Duration>,
+    /// A place among the large heads, given back when the request is sent.
+    pub place: &'a mut Option<OwnedSemaphorePermit>,
+}
+
+/// How far an exchange has come, also when it is given up in between.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Progress {
+    /// Status of the response; 0 while none has begun.
+    pub status: u16,
+    /// Bytes of the request's body that were sent on.
+    pub bytes_in: u64,
+    /// Bytes of the response's body that were sent on.
+    pub bytes_out: u64,
 }
 
 /// What failed.
@@ -41,6 +60,12 @@ pub enum ExchangeError {
     /// The client left.
     #[error("the client closed the connection")]
     ClientGone,
+    /// The kernel gave the client's connection up.
+    #[error("the client's connection timed out: it took nothing, or is gone")]
+    ClientTimeout,
+    /// The client goes on sending what nobody has asked for yet.
+    #[error("the client sent more than {MAX_PIPELINED} bytes ahead of the answer")]
+    ClientAhead,
     /// The client's body does not follow its framing.
     #[error("the request's body is malformed: chunked framing without extensions is expected")]
     ClientMalformed,
@@ -50,6 +75,9 @@ pub enum ExchangeError {
     /// The upstream's answer is not understood.
     #[error("the upstream's answer is malformed: {0}")]
     BadResponse(HeadError),
+    /// The upstream does not come to its answer.
+    #[error("the upstream sent more than {MAX_INTERIM} interim answers")]
+    Interim,
     /// The upstream switched to a protocol that was not asked for.
     #[error("the upstream switched protocols without being asked")]
     BadUpgrade,
@@ -64,14 +92,8 @@ pub enum ExchangeError {
 /// How an exchange went.
 #[derive(Debug)]
 pub struct Outcome {
-    /// Status of the response; 0 when none began.
-    pub status: u16,
-    /// Bytes of the request's body that were sent on.
-    pub bytes_in: u64,
-    /// Bytes of the response's body that were sent on.
-    pub bytes_out: u64,
-    /// Whether a byte of the request reached the upstream's connection.
-    pub sent: bool,
+    /// The request's head, when not a byte of it reached the upstream's connection.
+    pub unsent: Option<Vec<u8>>,
     /// Whether the upstream's connection can take another request.
     pub upstream_reusable: bool,
     /// Whether the client's connection can.
@@ -104,13 +126,20 @@ struct Exchange<'a, C, U> {
     deadline: Option<Pin<Box<Sleep>>>,
     /// Bytes of the request's body at the last look.
     moved: u64,
-    status: u16,
+    interim: usize,
+    progress: &'a mut Progress,
     keep_upstream: bool,
     switched: bool,
 }
 
 /// Runs one exchange to its end.
-pub async fn run<C, U>(client: &mut C, client_in: &mut Inbound, upstream: &mut U, mut outbound: Outbound<'_>) -> Outcome
+pub async fn run<C, U>(
+    client: &mut C,
+    client_in: &mut Inbound,
+    upstream: &mut U,
+    mut outbound: Outbound<'_>,
+    progress: &mut Progress,
+) -> Outcome
 where
     C: AsyncRead + AsyncWrite + Unpin,
     U: AsyncRead + AsyncWrite + Unpin,
@@ -123,6 +152,7 @@ where
     let deadline = outbound
         .head_timeout
         .map(|timeout| Box::pin(tokio::time::sleep(timeout)));
+    *progress = Progress::default();
     let mut exchange = Exchange {
         client,
         client_in,
@@ -133,12 +163,18 @@ where
         receiving: Receiving::Head { scanned: 0 },
         deadline,
         moved: 0,
-        status: 0,
+        interim: 0,
+        progress,
         keep_upstream: false,
         switched: false,
         outbound,
     };
-    let result = poll_fn(|cx| exchange.poll(cx)).await;
+    let result = poll_fn(|cx| {
+        let result = exchange.poll(cx);
+        exchange.report();
+        result
+    })
+    .await;
     exchange.outcome(result.err())
 }
 
@@ -150,17 +186,19 @@ where
     fn outcome(self, error: Option<ExchangeError>) -> Outcome {
         let complete = error.is_none() && self.sending == Sending::Done && !self.switched;
         Outcome {
-            status: self.status,
-            bytes_in: self.up.content(),
-            bytes_out: match &self.receiving {
-                Receiving::Head { .. } => 0,
-                Receiving::Body(down) => down.content(),
-            },
-            sent: self.up.has_written(),
+            unsent: self.up.into_unsent(),
             upstream_reusable: complete && self.keep_upstream && self.upstream_in.is_empty(),
             client_reusable: complete && !self.outbound.close_client,
             error,
         }
+    }
+
+    fn report(&mut self) {
+        self.progress.bytes_in = self.up.content();
+        self.progress.bytes_out = match &self.receiving {
+            Receiving::Head { .. } => 0,
+            Receiving::Body(down) => down.content(),
+        };
     }
 
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), ExchangeError>> {
@@ -169,8 +207,8 @@ where
                 Poll::Pending => {}
                 Poll::Ready(Ok(())) => self.sending = Sending::Done,
                 // It may still have answered: a refusal before the body was read.
-                Poll::Ready(Err(PumpError::Sink)) => self.sending = Sending::Failed,
-                Poll::Ready(Err(PumpError::Source)) => return Poll::Ready(Err(ExchangeError::ClientGone)),
+                Poll::Ready(Err(PumpError::Sink(_))) => self.sending = Sending::Failed,
+                Poll::Ready(Err(PumpError::Source(kind))) => return Poll::Ready(Err(client_left(kind))),
                 Poll::Ready(Err(PumpError::Malformed)) => return Poll::Ready(Err(ExchangeError::ClientMalformed)),
             }
             self.put_off_deadline();
@@ -179,6 +217,7 @@ where
             }
         }
         if self.sending != Sending::Active {
+            *self.outbound.place = None;
             self.watch_client(cx)?;
         }
         if matches!(self.receiving, Receiving::Head { .. }) {
@@ -193,8 +232,8 @@ where
             Receiving::Body(down) => down
                 .poll(cx, self.upstream, &mut self.upstream_in, self.client)
                 .map_err(|error| match error {
-                    PumpError::Sink => ExchangeError::ClientGone,
-                    PumpError::Source | PumpError::Malformed => ExchangeError::Truncated,
+                    PumpError::Sink(kind) => client_left(kind),
+                    PumpError::Source(_) | PumpError::Malformed => ExchangeError::Truncated,
                 }),
         }
     }
@@ -210,16 +249,22 @@ where
         }
     }
 
-    /// While the upstream works, an end of the client's connection ends the request.
+    /// While the upstream works, an end of the client's connection ends the request. So there must always be room to
+    /// look for it.
     fn watch_client(&mut self, cx: &mut Context<'_>) -> Result<(), ExchangeError> {
-        while self.client_in.as_slice().len() < MAX_PIPELINED {
+        loop {
             match self.client_in.poll_fill(cx, self.client) {
-                Poll::Pending => break,
-                Poll::Ready(Ok(0) | Err(_)) => return Err(ExchangeError::ClientGone),
+                Poll::Pending => return Ok(()),
+                Poll::Ready(Ok(0)) => return Err(ExchangeError::ClientGone),
+                Poll::Ready(Err(error)) => return Err(client_left(error.kind())),
+                // The rest of a body that nobody takes any more.
+                Poll::Ready(Ok(_)) if self.sending == Sending::Failed => self.client_in.clear(),
+                Poll::Ready(Ok(_)) if self.client_in.as_slice().len() > MAX_PIPELINED => {
+                    return Err(ExchangeError::ClientAhead);
+                }
                 Poll::Ready(Ok(_)) => {}
             }
         }
-        Ok(())
     }
 
     fn poll_head(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), ExchangeError>> {
@@ -256,6 +301,10 @@ where
         }
         if status < 200 {
             // Interim answers are for this hop: the client's Expect was answered here.
+            self.interim += 1;
+            if self.interim > MAX_INTERIM {
+                return Err(ExchangeError::Interim);
+            }
             self.receiving = Receiving::Head { scanned: 0 };
             return Ok(());
         }
@@ -281,7 +330,7 @@ where
             strip::write_field(b"Connection", b"close", &mut out);
         }
         out.extend_from_slice(b"\r\n");
-        self.status = status;
+        self.progress.status = status;
         self.keep_upstream = minor == 1 && framing != Framing::UntilClose && !head.has_member("connection", "close");
         let mut down = Pump::new(out, Decoder::new(framing), framing == Framing::UntilClose);
         down.absorb(&mut self.upstream_in)
@@ -305,12 +354,19 @@ where
         strip::write_field(b"Connection", b"Upgrade", &mut out);
         strip::write_field(b"Upgrade", protocol.as_bytes(), &mut out);
         out.extend_from_slice(b"\r\n");
-        self.status = 101;
+        self.progress.status = 101;
         self.switched = true;
         self.sending = Sending::Active;
         self.up = Pump::new(Vec::new(), Decoder::UntilClose, false);
         self.receiving = Receiving::Body(Pump::new(out, Decoder::UntilClose, false));
         Ok(())
+    }
+}
+
+fn client_left(how: io::ErrorKind) -> ExchangeError {
+    match how {
+        io::ErrorKind::TimedOut => ExchangeError::ClientTimeout,
+        _ => ExchangeError::ClientGone,
     }
 }
 
@@ -327,4 +383,61 @@ fn start(head: &Head, token: Option<&[u8]>) -> Vec<u8> {
     out.extend_from_slice(shown);
     out.extend_from_slice(b"\r\n");
     out
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncWriteExt, ReadBuf};
+
+    use super::*;
+
+    /// Takes nothing and says nothing.
+    struct Deaf;
+
+    impl AsyncRead for Deaf {
+        fn poll_read(self: Pin<&mut Self>, _: &mut Context<'_>, _: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+            Poll::Pending
+        }
+    }
+
+    impl AsyncWrite for Deaf {
+        fn poll_write(self: Pin<&mut Self>, _: &mut Context<'_>, _: &[u8]) -> Poll<io::Result<usize>> {
+            Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()))
+        }
+
+        fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+            Poll::Ready(Ok(()))
+        }
+
+        fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+            Poll::Ready(Ok(()))
+        }
+    }
+
+    #[tokio::test]
+    async fn case_52_who_sends_a_body_that_nobody_takes_is_still_seen_to_leave() {
+        let (mut client, mut far) = tokio::io::duplex(4096);
+        let (mut upstream, mut place) = (Deaf, None);
+        let outbound = Outbound {
+            method: "POST",
+            head: b"POST / HTTP/1.1\r\n\r\n".to_vec(),
+            framing: Framing::Length(1_000_000),
+            upgrade: None,
+            token: None,
+            close_client: false,
+            head_timeout: None,
+            place: &mut place,
+        };
+        let mut inbound = Inbound::default();
+        let mut progress = Progress::default();
+        let exchange = run(&mut client, &mut inbound, &mut upstream, outbound, &mut progress);
+        let leaves = async {
+            far.write_all(&[b'x'; 128 * 1024]).await.unwrap();
+            drop(far);
+        };
+        let both = tokio::time::timeout(Duration::from_secs(60), async { tokio::join!(exchange, leaves) });
+        let (outcome, ()) = both.await.expect("the client is never looked at");
+        assert_eq!(outcome.error, Some(ExchangeError::ClientGone));
+        assert!(inbound.is_empty());
+    }
 }

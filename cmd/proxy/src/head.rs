@@ -10,10 +10,13 @@ pub const MAX_HEAD: usize = 128 * 1024;
 /// The most fields in a head.
 const MAX_FIELDS: usize = 256;
 
+/// The most members of a `Connection` field: each is compared with the name of every field.
+const MAX_CONNECTION_MEMBERS: usize = 32;
+
 /// Why a head is not understood. For a request all of them are a 400, or 431 when it is too large.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum HeadError {
-    /// Longer than [`MAX_HEAD`], or more fields than are read.
+    /// Longer than [`MAX_HEAD`], or more fields or members of `Connection` than are read.
     #[error("the header section is too large")]
     TooLarge,
     /// CR without LF, LF without CR, NUL or another control character.
@@ -72,9 +75,9 @@ pub fn find_end(buffer: &[u8], scanned: usize) -> Result<Option<usize>, HeadErro
                     Err(HeadError::TooLarge)
                 };
             }
-            b'\n' | b'\t' => {}
+            b'\n' => {}
             _ if previous == Some(b'\r') => return Err(HeadError::Control),
-            b'\r' => {}
+            b'\r' | b'\t' => {}
             0..0x20 | 0x7f => return Err(HeadError::Control),
             _ => {}
         }
@@ -113,7 +116,11 @@ impl Head {
             .filter(|line| !line.is_empty())
             .ok_or(HeadError::StartLine)?;
         let fields = lines.map(|line| split_field(&raw, line)).collect::<Result<_, _>>()?;
-        Ok(Self { raw, start, fields })
+        let head = Self { raw, start, fields };
+        if head.members("connection").count() > MAX_CONNECTION_MEMBERS {
+            return Err(HeadError::TooLarge);
+        }
+        Ok(head)
     }
 
     fn bytes(&self, range: &Range<usize>) -> &[u8] {
@@ -269,6 +276,10 @@ fn split_field(raw: &[u8], line: Range<usize>) -> Result<(Range<usize>, Range<us
     if name.is_empty() || !name.iter().copied().all(is_token) {
         return Err(HeadError::Field);
     }
+    // Whoever delimited the head: what is written anew must end its lines where this does.
+    if value.iter().any(|byte| byte.is_ascii_control() && *byte != b'\t') {
+        return Err(HeadError::Control);
+    }
     let blank = |byte: &&u8| matches!(byte, b' ' | b'\t');
     let lead = 1 + value.iter().skip(1).take_while(blank).count();
     let trail = value.iter().skip(lead).rev().take_while(blank).count();
@@ -318,6 +329,8 @@ mod tests {
             ("GET / HTTP/1.1\r\nX: a\0b\r\n\r\n", Control),
             ("GET / HTTP/1.1\r\nX: a\x0bb\r\n\r\n", Control),
             ("GET / HTTP/1.1\r\nX: a\x7fb\r\n\r\n", Control),
+            ("GET / HTTP/1.1\r\nX: a\r\tb\r\n\r\n", Control),
+            ("GET / HTTP/1.1\r\nX: a\r\t\r\n\r\n", Control),
             ("GET / HTTP/1.1\r\nX: a\r\n b\r\n\r\n", Field),
             ("GET / HTTP/1.1\r\n X: a\r\n\r\n", Field),
             ("GET / HTTP/1.1\r\nX : a\r\n\r\n", Field),
@@ -412,9 +425,38 @@ mod tests {
         }
     }
 
+    #[test]
+    fn no_value_has_a_control_character_but_the_tab_whoever_delimited_the_head() {
+        let value = |text: &str| {
+            let head = Head::parse(format!("GET / HTTP/1.1\r\nX: {text}\r\n\r\n").into_bytes())?;
+            Ok(head.values("x").next().map(<[u8]>::to_vec))
+        };
+        assert_eq!(value("a\tb"), Ok(Some(b"a\tb".to_vec())));
+        for text in ["a\rb", "a\r", "\ra", "a\nb", "a\0b", "\x7f"] {
+            assert_eq!(value(text), Err(HeadError::Control), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn connection_names_a_few_fields_and_not_thousands() {
+        let members = |count: usize| {
+            parse(&format!(
+                "GET / HTTP/1.1\r\nConnection: {}\r\n\r\n",
+                vec!["x"; count].join(",")
+            ))
+        };
+        assert!(members(32).is_ok());
+        assert_eq!(members(33).err(), Some(HeadError::TooLarge));
+        let lines = "Connection: x\r\n".repeat(33);
+        assert_eq!(
+            parse(&format!("GET / HTTP/1.1\r\n{lines}\r\n")).err(),
+            Some(HeadError::TooLarge)
+        );
+    }
+
     proptest! {
         #[test]
-        fn the_end_is_found_however_the_bytes_arrive(text in "[a\r\n: ]{0,24}(\r\n\r\n)?", cut in 0_usize..28) {
+        fn the_end_is_found_however_the_bytes_arrive(text in "[a\r\n\t: ]{0,24}(\r\n\r\n)?", cut in 0_usize..28) {
             let bytes = text.as_bytes();
             let cut = cut.min(bytes.len());
             let whole = find_end(bytes, 0);

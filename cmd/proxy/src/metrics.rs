@@ -29,7 +29,7 @@ pub struct RequestLabels {
 pub struct DurationLabels {
     /// `host:port` of the target.
     pub target: String,
-    /// `read` or `write`: a watch lasts as long as its client wants.
+    /// `read` or `write`.
     pub verb: &'static str,
 }
 
@@ -83,7 +83,7 @@ impl Metrics {
         );
         registry.register_with_unit(
             "request_duration",
-            "From a request's head to the last byte of its response, watches left out",
+            "From a request's head to the last byte of its response, watches and logs left out",
             Unit::Seconds,
             metrics.durations.clone(),
         );
@@ -107,8 +107,8 @@ impl Metrics {
         metrics
     }
 
-    /// Counts a finished request.
-    pub fn count(&self, target: &str, verb: &'static str, allowed: bool, status: u16, duration: Duration) {
+    /// Counts a finished request. It has no duration when it lasted as long as its client wanted.
+    pub fn count(&self, target: &str, verb: &'static str, allowed: bool, status: u16, duration: Option<Duration>) {
         let decision = if allowed { "allow" } else { "deny" };
         let labels = RequestLabels {
             target: target.to_owned(),
@@ -117,7 +117,10 @@ impl Metrics {
             code: code_class(status),
         };
         self.requests.get_or_create(&labels).inc();
-        if allowed && matches!(verb, "read" | "write") {
+        if let Some(duration) = duration
+            && allowed
+            && matches!(verb, "read" | "write")
+        {
             let labels = DurationLabels {
                 target: target.to_owned(),
                 verb,

@@ -82,7 +82,7 @@ impl std::fmt::Debug for Minter {
 }
 
 impl Minter {
-    /// Reads and checks the CA. The leaves' key is made here, one for the life of the process.
+    /// Reads and checks the CA. The leaves' key is made here: each reload has another.
     ///
     /// # Errors
     ///

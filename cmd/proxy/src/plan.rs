@@ -156,11 +156,15 @@ fn plan_kubernetes(
         return Err((Refusal::new(403, "this target has no server"), true));
     };
     let decision = kubernetes.rules.decide(method, &target, upgrade.as_deref());
-    let patient = decision.info.verb == "watch" || decision.info.subresource == "log";
+    let patient = decision.info.is_patient();
     entry.describe(target.decoded_path(), decision.info);
     decision
         .verdict
         .map_err(|denied| (Refusal::new(denied.status(), denied.to_string()), false))?;
+    // An API server leaves it unread, and while it waits to be taken the client is not seen to leave.
+    if ["GET", "HEAD"].contains(&method) && !matches!(framing, Framing::Empty | Framing::Length(0)) {
+        return Err((Refusal::new(400, "a GET or HEAD with a body is not served"), true));
+    }
     let injected = decision.inject.then_some(kubernetes.injected.as_slice());
     let path = target.to_canonical(strip::is_token_parameter);
     let outbound = write_head(

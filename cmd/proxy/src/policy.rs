@@ -37,6 +37,9 @@ pub struct Rules {
     pub access: Access,
     /// Refused whatever the credential may do.
     pub denied_resources: Vec<DeniedResource>,
+    /// Whether the identity goes with the connection, as that of a client certificate does: then nothing can be asked
+    /// without it.
+    pub identity_by_connection: bool,
 }
 
 /// Why a request is not forwarded.
@@ -123,7 +126,8 @@ impl Rules {
             verb: method.to_ascii_lowercase(),
             ..RequestInfo::default()
         };
-        if !METHODS.contains(&method) {
+        let nameless = method == "OPTIONS";
+        if !METHODS.contains(&method) || (nameless && self.identity_by_connection) {
             return deny(verb_only(), Denied::Method(method.chars().take(32).collect()));
         }
         let Some(segments) = self.below_prefix(target) else {
@@ -138,7 +142,7 @@ impl Rules {
             _ => self.judge(method, &info, segments, upgrade),
         };
         Decision {
-            inject: verdict.is_ok() && method != "OPTIONS",
+            inject: verdict.is_ok() && !nameless,
             info,
             verdict,
         }
@@ -434,10 +438,16 @@ mod tests {
     }
 
     #[test]
-    fn options_passes_without_the_credential() {
+    fn options_passes_without_the_credential_or_not_at_all() {
         let target = Target::parse("/api/v1/pods").unwrap();
         let decision = Rules::default().decide("OPTIONS", &target, None);
         assert_eq!((decision.verdict, decision.inject), (Ok(()), false));
         assert!(Rules::default().decide("GET", &target, None).inject);
+        let rules = Rules {
+            identity_by_connection: true,
+            ..Rules::default()
+        };
+        assert_eq!(status_of(&rules, "OPTIONS", "/api/v1/pods"), 405);
+        assert_eq!(status_of(&rules, "GET", "/api/v1/pods"), 200);
     }
 }

@@ -5,11 +5,14 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use arc_swap::ArcSwap;
+use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
 use crate::audit::{Record, Sink, Verdict};
+use crate::exchange::Progress;
 use crate::metrics::{Metrics, verb_class};
 use crate::request_info::RequestInfo;
+use crate::socket;
 use crate::state::State;
 
 /// How long the parties to a connection may take.
@@ -23,6 +26,8 @@ pub struct Timeouts {
     pub idle: Duration,
     /// Until an upstream begins to answer; not for watches and logs, which may stay silent.
     pub response: Duration,
+    /// For which a client may take nothing while something waits for it.
+    pub stall: Duration,
 }
 
 impl Default for Timeouts {
@@ -33,6 +38,7 @@ impl Default for Timeouts {
             idle: Duration::from_secs(120),
             // Beyond the 60 s after which an API server ends a request by itself.
             response: Duration::from_secs(90),
+            stall: socket::STALL,
         }
     }
 }
@@ -49,7 +55,16 @@ pub struct Shared {
     pub drain: CancellationToken,
     /// How long things may take.
     pub timeouts: Timeouts,
+    /// Places for heads beyond [`LARGE_HEAD`].
+    pub large_heads: Arc<Semaphore>,
 }
+
+/// Up to here, in bytes, a head takes no place among [`LARGE_HEADS`]: that of a Kubernetes client is a tenth of it.
+pub const LARGE_HEAD: usize = 16 * 1024;
+
+/// How many heads beyond [`LARGE_HEAD`] may be read and not yet sent, of all clients together: 8 MiB as they came, and as
+/// much again as they are sent.
+pub const LARGE_HEADS: usize = 64;
 
 /// What will be the audit line of one request.
 pub struct Entry<'a> {
@@ -57,6 +72,8 @@ pub struct Entry<'a> {
     started: Instant,
     record: Record,
     metrics_target: &'a str,
+    progress: Progress,
+    written: bool,
 }
 
 impl<'a> Entry<'a> {
@@ -67,6 +84,8 @@ impl<'a> Entry<'a> {
             shared,
             started: Instant::now(),
             metrics_target,
+            progress: Progress::default(),
+            written: false,
             record: Record {
                 time: SystemTime::now(),
                 client,
@@ -90,6 +109,12 @@ impl<'a> Entry<'a> {
         self.record.info = info;
     }
 
+    /// Where its exchange notes how far it has come.
+    #[must_use]
+    pub const fn progress(&mut self) -> &mut Progress {
+        &mut self.progress
+    }
+
     /// Ends it as refused by the proxy.
     pub fn deny(mut self, status: u16, reason: &str) {
         self.record.decision = Verdict::Deny;
@@ -99,15 +124,16 @@ impl<'a> Entry<'a> {
     }
 
     /// Ends it as let through, whatever came of it.
-    pub fn allow(mut self, status: u16, reason: String, bytes_in: u64, bytes_out: u64) {
+    pub fn allow(mut self, status: u16, reason: String) {
         self.record.status = status;
         self.record.reason = reason;
-        self.record.bytes_in = bytes_in;
-        self.record.bytes_out = bytes_out;
         self.write();
     }
 
     fn write(&mut self) {
+        self.written = true;
+        self.record.bytes_in = self.progress.bytes_in;
+        self.record.bytes_out = self.progress.bytes_out;
         self.record.duration = self.started.elapsed();
         let record = &self.record;
         let verb = if record.method == "CONNECT" {
@@ -116,12 +142,27 @@ impl<'a> Entry<'a> {
             verb_class(&record.method, &record.info.verb)
         };
         let allowed = record.decision == Verdict::Allow;
+        let duration = (!record.info.is_patient()).then_some(record.duration);
         self.shared
             .metrics
-            .count(self.metrics_target, verb, allowed, record.status, record.duration);
+            .count(self.metrics_target, verb, allowed, record.status, duration);
         (self.shared.audit)(&record.to_line());
     }
 }
 
-/// Shared by all connections, by reference count.
-pub type SharedRef = Arc<Shared>;
+impl Drop for Entry<'_> {
+    /// A request that nobody ended has its line too: its task was dropped, or failed.
+    fn drop(&mut self) {
+        if self.written {
+            return;
+        }
+        let reason = if std::thread::panicking() {
+            "the proxy failed while the request was open"
+        } else {
+            "the proxy ended while the request was open"
+        };
+        self.record.status = self.progress.status;
+        self.record.reason = reason.to_owned();
+        self.write();
+    }
+}

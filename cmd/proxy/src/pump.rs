@@ -13,6 +13,9 @@ use crate::body::Decoder;
 /// How much is read at once, in bytes: four TLS records.
 const READ: usize = 64 * 1024;
 
+/// How much is read at once of what must be looked at first, a head, in bytes.
+const FILL: usize = 16 * 1024;
+
 /// A read of this size, a TLS record's, has most likely more behind it.
 const STREAMING: usize = 16 * 1024;
 
@@ -40,18 +43,29 @@ impl Inbound {
         self.as_slice().is_empty()
     }
 
-    /// Adds what was read.
+    /// Adds what was read. What was used goes first, once it is no less than what would have to move: each byte is then
+    /// moved at most once for each that was used.
     pub fn extend(&mut self, bytes: &[u8]) {
-        if !bytes.is_empty() {
-            self.buffer.extend_from_slice(bytes);
+        if bytes.is_empty() {
+            return;
         }
+        if self.at > 0 && self.at >= self.buffer.len() - self.at {
+            self.buffer.drain(..self.at);
+            self.at = 0;
+        }
+        self.buffer.extend_from_slice(bytes);
+    }
+
+    /// Throws everything away.
+    pub fn clear(&mut self) {
+        *self = Self::default();
     }
 
     /// Removes what was used, and the memory with the last byte.
     pub fn consume(&mut self, count: usize) {
         self.at = self.at.saturating_add(count);
         if self.at >= self.buffer.len() {
-            *self = Self::default();
+            self.clear();
         }
     }
 
@@ -66,7 +80,7 @@ impl Inbound {
     /// Reads once from `source`. `Ready(Ok(0))` is its end.
     pub fn poll_fill<S: AsyncRead + Unpin>(&mut self, cx: &mut Context<'_>, source: &mut S) -> Poll<io::Result<usize>> {
         SCRATCH.with_borrow_mut(|scratch| {
-            let mut buffer = ReadBuf::new(scratch);
+            let mut buffer = ReadBuf::new(scratch.get_mut(..FILL).unwrap_or_default());
             ready!(Pin::new(source).poll_read(cx, &mut buffer))?;
             self.extend(buffer.filled());
             Poll::Ready(Ok(buffer.filled().len()))
@@ -77,12 +91,18 @@ impl Inbound {
 /// What ended a direction early.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PumpError {
-    /// The source failed, or ended before its body did.
-    Source,
+    /// The source failed, or ended before its body did, and how.
+    Source(io::ErrorKind),
     /// The source's framing is malformed.
     Malformed,
-    /// The sink failed.
-    Sink,
+    /// The sink failed, and how.
+    Sink(io::ErrorKind),
+}
+
+impl PumpError {
+    fn sink(error: io::Error) -> Self {
+        Self::Sink(error.kind())
+    }
 }
 
 /// Moves one message from a source to a sink.
@@ -91,7 +111,7 @@ pub struct Pump {
     decoder: Decoder,
     rechunk: bool,
     ended: bool,
-    broken: bool,
+    broken: Option<io::ErrorKind>,
     out: Vec<u8>,
     at: usize,
     flush: bool,
@@ -107,7 +127,7 @@ impl Pump {
             decoder,
             rechunk,
             ended: false,
-            broken: false,
+            broken: None,
             out: head,
             at: 0,
             flush: false,
@@ -122,10 +142,10 @@ impl Pump {
         self.content
     }
 
-    /// Whether the sink has taken a byte.
+    /// The head, when the sink has not taken a byte of it.
     #[must_use]
-    pub const fn has_written(&self) -> bool {
-        self.wrote
+    pub fn into_unsent(self) -> Option<Vec<u8>> {
+        (!self.wrote).then_some(self.out)
     }
 
     /// Uses what was already read, so that head and body leave in one write.
@@ -164,21 +184,23 @@ impl Pump {
         loop {
             ready!(self.poll_drain(cx, sink))?;
             if self.ended || self.decoder.is_done() {
-                return Pin::new(sink).poll_flush(cx).map_err(|_| PumpError::Sink);
+                return Pin::new(sink).poll_flush(cx).map_err(PumpError::sink);
             }
             if !inbound.is_empty() {
                 self.absorb(inbound)?;
                 continue;
             }
-            if self.broken {
-                return Poll::Ready(Err(PumpError::Source));
+            if let Some(kind) = self.broken {
+                return Poll::Ready(Err(PumpError::Source(kind)));
             }
             let moved = SCRATCH.with_borrow_mut(|scratch| {
                 let mut buffer = ReadBuf::new(scratch);
                 match self.poll_gather(cx, source, &mut buffer) {
                     Poll::Pending => Poll::Pending,
-                    Poll::Ready(()) if buffer.filled().is_empty() && self.broken => Poll::Ready(Err(PumpError::Source)),
-                    Poll::Ready(()) if buffer.filled().is_empty() => Poll::Ready(self.end()),
+                    Poll::Ready(()) if buffer.filled().is_empty() => Poll::Ready(
+                        self.broken
+                            .map_or_else(|| self.end(), |kind| Err(PumpError::Source(kind))),
+                    ),
                     Poll::Ready(()) => Poll::Ready(self.forward(cx, buffer.filled(), inbound, sink)),
                 }
             });
@@ -188,7 +210,7 @@ impl Pump {
                     if self.flush {
                         match Pin::new(sink).poll_flush(cx) {
                             Poll::Ready(Ok(())) => self.flush = false,
-                            Poll::Ready(Err(_)) => return Poll::Ready(Err(PumpError::Sink)),
+                            Poll::Ready(Err(error)) => return Poll::Ready(Err(PumpError::sink(error))),
                             Poll::Pending => {}
                         }
                     }
@@ -211,11 +233,11 @@ impl Pump {
             match Pin::new(&mut *source).poll_read(cx, buffer) {
                 Poll::Pending if before == 0 => return Poll::Pending,
                 Poll::Pending => return Poll::Ready(()),
-                Poll::Ready(Err(_)) => self.broken = true,
+                Poll::Ready(Err(error)) => self.broken = Some(error.kind()),
                 Poll::Ready(Ok(())) => {}
             }
             let read = buffer.filled().len() - before;
-            if self.broken || read < STREAMING || buffer.remaining() < STREAMING {
+            if self.broken.is_some() || read < STREAMING || buffer.remaining() < STREAMING {
                 return Poll::Ready(());
             }
         }
@@ -223,13 +245,13 @@ impl Pump {
 
     fn poll_drain<D: AsyncWrite + Unpin>(&mut self, cx: &mut Context<'_>, sink: &mut D) -> Poll<Result<(), PumpError>> {
         while let Some(rest) = self.out.get(self.at..).filter(|rest| !rest.is_empty()) {
-            match ready!(Pin::new(&mut *sink).poll_write(cx, rest)) {
-                Ok(written) if written > 0 => {
+            match ready!(Pin::new(&mut *sink).poll_write(cx, rest)).map_err(PumpError::sink)? {
+                0 => return Poll::Ready(Err(PumpError::Sink(io::ErrorKind::WriteZero))),
+                written => {
                     self.at += written;
                     self.flush = true;
                     self.wrote = true;
                 }
-                _ => return Poll::Ready(Err(PumpError::Sink)),
             }
         }
         if !self.out.is_empty() {
@@ -241,7 +263,7 @@ impl Pump {
 
     fn end(&mut self) -> Result<(), PumpError> {
         if self.decoder != Decoder::UntilClose {
-            return Err(PumpError::Source);
+            return Err(PumpError::Source(io::ErrorKind::UnexpectedEof));
         }
         if self.rechunk {
             self.out.extend_from_slice(b"0\r\n\r\n");
@@ -269,7 +291,7 @@ impl Pump {
                         self.flush = true;
                         self.out.extend_from_slice(piece.get(written..).unwrap_or_default());
                     }
-                    Poll::Ready(Err(_)) => return Err(PumpError::Sink),
+                    Poll::Ready(Err(error)) => return Err(PumpError::sink(error)),
                     Poll::Pending => self.out.extend_from_slice(piece),
                 }
             } else {
@@ -287,5 +309,24 @@ fn append_chunk(piece: &[u8], out: &mut Vec<u8>) {
         out.extend_from_slice(format!("{:x}\r\n", piece.len()).as_bytes());
         out.extend_from_slice(piece);
         out.extend_from_slice(b"\r\n");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_used_is_given_back_though_the_buffer_is_never_empty() {
+        let mut sent = (0_u8..=255).cycle();
+        let mut expected = sent.clone();
+        let mut inbound = Inbound::default();
+        inbound.extend(&sent.by_ref().take(1000).collect::<Vec<_>>());
+        for _ in 0..10_000 {
+            inbound.extend(&sent.by_ref().take(100).collect::<Vec<_>>());
+            assert_eq!(inbound.take(100), expected.by_ref().take(100).collect::<Vec<_>>());
+            assert_eq!(inbound.as_slice().len(), 1000);
+        }
+        assert!(inbound.buffer.capacity() <= 256 * 1024, "{}", inbound.buffer.capacity());
     }
 }

@@ -32,7 +32,7 @@ impl Refusal {
         };
         let connection = if close { "Connection: close\r\n" } else { "" };
         let allow = if self.status == 405 {
-            "Allow: GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS\r\n"
+            "Allow: GET, HEAD, POST, PUT, PATCH, DELETE\r\n"
         } else {
             ""
         };
@@ -75,31 +75,29 @@ impl Refusal {
     }
 }
 
-/// `metav1.StatusReason` of a status code.
+/// `metav1.StatusReason` of the status codes that the proxy gives.
 const fn reason(status: u16) -> &'static str {
     match status {
         403 => "Forbidden",
         405 => "MethodNotAllowed",
-        413 | 431 => "RequestEntityTooLarge",
-        502 | 503 => "ServiceUnavailable",
+        431 => "RequestEntityTooLarge",
+        502 => "ServiceUnavailable",
         504 => "Timeout",
         _ => "BadRequest",
     }
 }
 
-/// Reason phrase of a status code.
+/// Reason phrase of the status codes that the proxy gives.
 #[must_use]
 pub const fn phrase(status: u16) -> &'static str {
     match status {
         400 => "Bad Request",
         403 => "Forbidden",
         405 => "Method Not Allowed",
-        408 => "Request Timeout",
         417 => "Expectation Failed",
         421 => "Misdirected Request",
         431 => "Request Header Fields Too Large",
         502 => "Bad Gateway",
-        503 => "Service Unavailable",
         504 => "Gateway Timeout",
         505 => "HTTP Version Not Supported",
         _ => "Error",

@@ -1,6 +1,7 @@
 //! Following the files: by content, as one consistent set, keeping what is served when the new cannot be
 //! (`proxy.md`, "Inputs"; `proxy_cases.md`, case 77).
 
+use std::convert::Infallible;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -203,7 +204,7 @@ impl Reloader {
     }
 
     /// Checks forever, and lets connection pools drop what is old.
-    pub async fn run(mut self, shared: Arc<Shared>) {
+    pub async fn run(mut self, shared: Arc<Shared>) -> Infallible {
         let mut ticks = tokio::time::interval(PERIOD);
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {

@@ -31,6 +31,12 @@ pub struct RequestInfo {
 pub struct Unresolvable;
 
 impl RequestInfo {
+    /// Whether the answer may take as long as it likes, to begin and to end: watches and logs.
+    #[must_use]
+    pub fn is_patient(&self) -> bool {
+        self.verb == "watch" || self.subresource == "log"
+    }
+
     /// Resolves a request. `segments` is the path below the server's prefix.
     ///
     /// # Errors

@@ -1,6 +1,7 @@
 //! The program's life: load, bind, accept within limits, drain.
 
 use std::collections::HashMap;
+use std::convert::Infallible;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
@@ -12,6 +13,8 @@ use cli_mcp_serving::probes;
 use prometheus_client::registry::Registry;
 use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
+use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -20,7 +23,7 @@ use crate::connect;
 use crate::dial::Resolve;
 use crate::health;
 use crate::metrics::{LimitLabels, Metrics};
-use crate::proxy::{Shared, Timeouts};
+use crate::proxy::{LARGE_HEADS, Shared, Timeouts};
 use crate::reload::{Directories, LoadError, Reloader};
 
 /// How the proxy runs.
@@ -95,6 +98,7 @@ impl Proxy {
                 metrics,
                 drain: CancellationToken::new(),
                 timeouts: settings.timeouts,
+                large_heads: Arc::new(Semaphore::new(LARGE_HEADS)),
             }),
             limits: Arc::new(Limits {
                 total: settings.max_connections,
@@ -128,7 +132,7 @@ impl Proxy {
     ///
     /// # Errors
     ///
-    /// When the probes cannot be served.
+    /// When the probes cannot be served, or the files are followed no more.
     pub async fn run(self, shutdown: CancellationToken) -> io::Result<()> {
         let Self {
             listener,
@@ -142,12 +146,13 @@ impl Proxy {
         let over = CancellationToken::new();
         let router = health::router(Arc::new(registry), reloader.status(), shared.drain.clone());
         let probes = tokio::spawn(probes::serve(health_listener, router, over.clone()));
-        let reloads = tokio::spawn(reloader.run(shared.clone()));
+        let mut reloads = tokio::spawn(reloader.run(shared.clone()));
         let connections = TaskTracker::new();
-        tokio::select! {
-            () = accept(&listener, &shared, &limits, &connections) => {}
-            () = shutdown.cancelled() => {}
-        }
+        let cut = CancellationToken::new();
+        let end = tokio::select! {
+            () = accept(&listener, &shared, &limits, &connections, &cut) => Ok(()),
+            end = until_the_end(&shutdown, &mut reloads) => end,
+        };
         shared.drain.cancel();
         drop(listener);
         connections.close();
@@ -157,13 +162,29 @@ impl Proxy {
                 open = connections.len(),
                 "The grace period is over, open streams are cut"
             );
+            // Each still writes its audit line.
+            cut.cancel();
+            connections.wait().await;
         }
         reloads.abort();
         over.cancel();
-        match probes.await {
-            Ok(result) => result,
-            Err(error) => Err(io::Error::other(error)),
-        }
+        probes.await.map_err(io::Error::other)??;
+        end
+    }
+}
+
+/// Waits until the proxy is to end: it is asked to, or a fault has ended the task that follows the files. Who watches
+/// `/health` would see nothing of that, and a rotated token would never be used.
+async fn until_the_end(shutdown: &CancellationToken, reloads: &mut JoinHandle<Infallible>) -> io::Result<()> {
+    tokio::select! {
+        () = shutdown.cancelled() => Ok(()),
+        ended = reloads => match ended {
+            Ok(never) => match never {},
+            Err(error) => {
+                tracing::error!(%error, "The files are followed no more, the proxy ends");
+                Err(io::Error::other(error))
+            }
+        },
     }
 }
 
@@ -173,16 +194,22 @@ async fn listen(address: SocketAddr) -> Result<TcpListener, StartError> {
         .map_err(|source| StartError::Bind { address, source })
 }
 
-async fn accept(listener: &TcpListener, shared: &Arc<Shared>, limits: &Arc<Limits>, connections: &TaskTracker) {
+async fn accept(
+    listener: &TcpListener,
+    shared: &Arc<Shared>,
+    limits: &Arc<Limits>,
+    connections: &TaskTracker,
+    cut: &CancellationToken,
+) {
     loop {
         match listener.accept().await {
             Ok((tcp, peer)) => {
                 let client = peer.ip().to_canonical();
                 match limits.admit(client) {
                     Ok(admitted) => {
-                        let shared = shared.clone();
+                        let (shared, cut) = (shared.clone(), cut.clone());
                         connections.spawn(async move {
-                            connect::serve(tcp, client, &shared).await;
+                            cut.run_until_cancelled(connect::serve(tcp, client, &shared)).await;
                             drop(admitted);
                         });
                     }
@@ -265,6 +292,17 @@ impl Drop for Admitted {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn a_fault_in_following_the_files_ends_the_proxy() {
+        let mut reloads = tokio::spawn(async { panic!("a fault") });
+        assert!(until_the_end(&CancellationToken::new(), &mut reloads).await.is_err());
+        let mut reloads = tokio::spawn(std::future::pending());
+        let shutdown = CancellationToken::new();
+        shutdown.cancel();
+        assert!(until_the_end(&shutdown, &mut reloads).await.is_ok());
+        reloads.abort();
+    }
 
     #[test]
     fn case_50_limits_hold_in_all_and_by_client_and_are_given_back() {

@@ -5,12 +5,16 @@ use std::cell::RefCell;
 use std::io;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 
 /// How much one system call fetches while a body streams, in bytes.
 const BULK: usize = 64 * 1024;
+
+/// How long a peer may be silent, or take nothing of what waits for it.
+pub const STALL: Duration = Duration::from_secs(120);
 
 thread_local! {
     static SCRATCH: RefCell<Vec<u8>> = RefCell::new(vec![0; BULK]);
@@ -102,17 +106,21 @@ impl AsyncWrite for Socket {
     }
 }
 
-/// No delay for small writes, and probes of a silent peer after 30 s (`proxy_cases.md`, case 52).
+/// No delay for small writes, and probes of a silent peer after 30 s (`proxy_cases.md`, case 52). After `stall` the kernel,
+/// which alone knows, gives up a peer that answers no probe, acknowledges nothing, or keeps its window shut while something
+/// waits for it.
 ///
 /// # Errors
 ///
 /// When the stream is already broken.
-pub fn tune(tcp: &TcpStream) -> io::Result<()> {
+pub fn tune(tcp: &TcpStream, stall: Duration) -> io::Result<()> {
     use nix::sys::socket::{setsockopt, sockopt};
     tcp.set_nodelay(true)?;
     setsockopt(tcp, sockopt::KeepAlive, &true)?;
     setsockopt(tcp, sockopt::TcpKeepIdle, &30)?;
     setsockopt(tcp, sockopt::TcpKeepInterval, &10)?;
-    setsockopt(tcp, sockopt::TcpKeepCount, &3)?;
+    // Takes the place of a number of probes.
+    let stall = u32::try_from(stall.as_millis()).unwrap_or(u32::MAX);
+    setsockopt(tcp, sockopt::TcpUserTimeout, &stall)?;
     Ok(())
 }

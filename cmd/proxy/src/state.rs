@@ -7,6 +7,7 @@ use std::sync::Arc;
 use cli_mcp_kubeconfig::{
     Authority, Credential, Host, Invalid, Kubeconfig, ResolvedKubernetes, ResolvedRoute, Routes, RoutesError,
 };
+use rustls::RootCertStore;
 use rustls_pki_types::ServerName;
 
 use crate::dial::{AddressRule, Dialer, Resolve};
@@ -14,6 +15,7 @@ use crate::mint::{CaError, Minter};
 use crate::path::Target;
 use crate::policy::Rules;
 use crate::pool::Pool;
+use crate::strip;
 use crate::tls::{self, TlsError};
 
 /// Why a set of inputs cannot be served. The texts hold no secret.
@@ -155,53 +157,13 @@ impl State {
         for route in resolved {
             match route {
                 ResolvedRoute::Allowlist { authority } => {
-                    let rule = match authority.host {
-                        Host::Address(_) => AddressRule::Literal,
-                        Host::Name(_) => AddressRule::Public,
-                    };
-                    let config = Arc::new(tls::allowlist(&public)?);
-                    let upstream = upstream(authority.clone(), rule, resolver, config, None)?;
-                    let target = Backend::Allowlist(Arc::new(upstream));
+                    let target = Backend::Allowlist(Arc::new(public_server(&authority, resolver, &public)?));
                     destinations.insert(authority.clone(), destination(authority, Vec::new(), target));
                 }
                 ResolvedRoute::Kubernetes(resolved) => {
-                    let ResolvedKubernetes {
-                        route,
-                        authority,
-                        trust,
-                        tls_server_name,
-                        credential,
-                        impersonation,
-                    } = *resolved;
-                    let config = Arc::new(tls::kubernetes(&route.cluster, &trust, &credential, &public)?);
-                    let name = tls_server_name.as_deref();
-                    let upstream = upstream(authority.clone(), AddressRule::Kubernetes, resolver, config, name)?;
-                    let token = match &credential {
-                        Credential::Token(token) => Some(token.expose().to_vec()),
-                        Credential::ClientCertificate { .. } => None,
-                    };
-                    let mut injected = Vec::new();
-                    if let Some(token) = &token {
-                        injected.extend_from_slice(b"Authorization: Bearer ");
-                        injected.extend_from_slice(token);
-                        injected.extend_from_slice(b"\r\n");
-                    }
-                    for (name, value) in impersonation.headers() {
-                        crate::strip::write_field(name.as_bytes(), value.as_bytes(), &mut injected);
-                    }
-                    let rules = Rules {
-                        prefix: route.prefix,
-                        access: route.access,
-                        denied_resources: route.denied_resources,
-                    };
-                    let (upstreams, names) = kubernetes.entry(authority).or_default();
-                    upstreams.push(Arc::new(KubernetesUpstream {
-                        upstream,
-                        rules,
-                        injected,
-                        token,
-                    }));
-                    names.extend(tls_server_name);
+                    let (upstreams, names) = kubernetes.entry(resolved.authority.clone()).or_default();
+                    names.extend(resolved.tls_server_name.clone());
+                    upstreams.push(Arc::new(api_server(*resolved, resolver, &public)?));
                 }
             }
         }
@@ -238,6 +200,60 @@ fn destination(authority: Authority, server_names: Vec<String>, target: Backend)
         authority,
         server_names,
         target,
+    })
+}
+
+fn public_server(
+    authority: &Authority,
+    resolver: &Arc<dyn Resolve>,
+    public: &Arc<RootCertStore>,
+) -> Result<Upstream, StateError> {
+    let rule = match authority.host {
+        Host::Address(_) => AddressRule::Literal,
+        Host::Name(_) => AddressRule::Public,
+    };
+    let config = Arc::new(tls::allowlist(public)?);
+    upstream(authority.clone(), rule, resolver, config, None)
+}
+
+fn api_server(
+    resolved: ResolvedKubernetes,
+    resolver: &Arc<dyn Resolve>,
+    public: &Arc<RootCertStore>,
+) -> Result<KubernetesUpstream, StateError> {
+    let ResolvedKubernetes {
+        route,
+        authority,
+        trust,
+        tls_server_name,
+        credential,
+        impersonation,
+    } = resolved;
+    let config = Arc::new(tls::kubernetes(&route.cluster, &trust, &credential, public)?);
+    let name = tls_server_name.as_deref();
+    let token = match &credential {
+        Credential::Token(token) => Some(token.expose().to_vec()),
+        Credential::ClientCertificate { .. } => None,
+    };
+    let mut injected = Vec::new();
+    if let Some(token) = &token {
+        injected.extend_from_slice(b"Authorization: Bearer ");
+        injected.extend_from_slice(token);
+        injected.extend_from_slice(b"\r\n");
+    }
+    for (name, value) in impersonation.headers() {
+        strip::write_field(name.as_bytes(), value.as_bytes(), &mut injected);
+    }
+    Ok(KubernetesUpstream {
+        upstream: upstream(authority, AddressRule::Kubernetes, resolver, config, name)?,
+        rules: Rules {
+            prefix: route.prefix,
+            access: route.access,
+            denied_resources: route.denied_resources,
+            identity_by_connection: token.is_none(),
+        },
+        injected,
+        token,
     })
 }
 

@@ -35,7 +35,8 @@ pub enum TlsError {
     Verifier(#[from] rustls::client::VerifierBuilderError),
 }
 
-/// ring, with AES-128 first: half the rounds of AES-256, and both ends of every hop are ours to choose.
+/// ring, with TLS 1.3 and AES-128 first, whose cipher does with fewer rounds. Towards clients this order decides; an
+/// upstream may have an order of its own.
 #[must_use]
 pub fn provider() -> Arc<CryptoProvider> {
     static PROVIDER: std::sync::OnceLock<Arc<CryptoProvider>> = std::sync::OnceLock::new();

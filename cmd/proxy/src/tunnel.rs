@@ -5,14 +5,15 @@ use std::net::IpAddr;
 
 use cli_mcp_kubeconfig::Authority;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Duration, Instant, timeout, timeout_at};
 
 use crate::dial::{DialError, UpstreamStream};
-use crate::exchange::{self, ExchangeError, Outbound, Outcome};
+use crate::exchange::{self, ExchangeError, Outbound, Outcome, Progress};
 use crate::head::{Framing, Head, HeadError, find_end};
 use crate::metrics::Open;
 use crate::plan::{self, Plan};
-use crate::proxy::{Entry, Shared};
+use crate::proxy::{Entry, LARGE_HEAD, Shared};
 use crate::pump::Inbound;
 use crate::refusal::Refusal;
 
@@ -38,7 +39,7 @@ pub struct Tunnel<'a, S> {
 }
 
 /// Whether the tunnel takes another request.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Next {
     Continue,
     Close,
@@ -46,9 +47,9 @@ enum Next {
     Abort,
 }
 
-/// A head, or why there is none.
+/// A head with its place among the large ones, or why there is none.
 enum Read {
-    Head(Head),
+    Head(Head, Option<OwnedSemaphorePermit>),
     Malformed(HeadError),
     End,
 }
@@ -64,7 +65,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Tunnel<'_, S> {
             let next = match read {
                 Read::End => Next::Close,
                 Read::Malformed(error) => self.refuse_malformed(&mut inbound, error).await,
-                Read::Head(head) => self.serve_request(&head, &mut inbound).await,
+                Read::Head(head, place) => self.serve_request(head, place, &mut inbound).await,
             };
             match next {
                 Next::Continue => {}
@@ -83,18 +84,28 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Tunnel<'_, S> {
         let mut deadline = Instant::now() + if first { timeouts.head } else { timeouts.idle };
         let mut scanned = 0;
         let mut started = false;
+        let mut place = None;
         loop {
             let buffered = inbound.as_slice();
             match find_end(buffered, scanned) {
                 Err(error) => return Read::Malformed(error),
                 Ok(Some(end)) => {
-                    return Head::parse(inbound.take(end)).map_or_else(Read::Malformed, Read::Head);
+                    return match Head::parse(inbound.take(end)) {
+                        Ok(head) => Read::Head(head, place),
+                        Err(error) => Read::Malformed(error),
+                    };
                 }
                 Ok(None) => scanned = buffered.len(),
             }
             if !started && !buffered.is_empty() {
                 started = true;
                 deadline = Instant::now() + timeouts.head;
+            }
+            if place.is_none() && buffered.len() > LARGE_HEAD {
+                match timeout_at(deadline, self.shared.large_heads.clone().acquire_owned()).await {
+                    Ok(Ok(permit)) => place = Some(permit),
+                    _ => return Read::End,
+                }
             }
             let fill = std::future::poll_fn(|cx| inbound.poll_fill(cx, &mut self.stream));
             let filled = tokio::select! {
@@ -156,25 +167,34 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Tunnel<'_, S> {
         Next::Abort
     }
 
-    async fn serve_request(&mut self, head: &Head, inbound: &mut Inbound) -> Next {
+    async fn serve_request(
+        &mut self,
+        head: Head,
+        mut place: Option<OwnedSemaphorePermit>,
+        inbound: &mut Inbound,
+    ) -> Next {
         let shared = self.shared;
         let _open = Open::new(&shared.metrics.streams);
         let method = head.request_line().map_or("", |(method, _)| method).to_owned();
         let label = self.label.clone();
         let mut entry = Entry::begin(shared, self.client, &label, &label, &method);
         let head_only = method == "HEAD";
+        let close_client = shared.drain.is_cancelled() || head.has_member("connection", "close");
 
-        let plan = match plan::plan(head, &self.authority, &shared.state.load(), &mut entry) {
+        let mut plan = match plan::plan(&head, &self.authority, &shared.state.load(), &mut entry) {
             Ok(plan) => plan,
             Err((refusal, close)) => {
                 entry.deny(refusal.status, &refusal.message);
                 let unread = !matches!(head.request_framing(), Ok(Framing::Empty));
-                let close = close || unread || shared.drain.is_cancelled() || head.has_member("connection", "close");
-                return self.answer(&refusal, head_only, close, inbound).await;
+                return self
+                    .answer(&refusal, head_only, close || unread || close_client, inbound)
+                    .await;
             }
         };
-        let close_client = shared.drain.is_cancelled() || head.has_member("connection", "close");
-        if head.values("expect").next().is_some() && plan.framing != Framing::Empty && inbound.is_empty() {
+        let expects = head.values("expect").next().is_some();
+        // A watch must not hold for hours what was needed for a moment.
+        drop(head);
+        if expects && plan.framing != Framing::Empty && inbound.is_empty() {
             // Answered here: the decision has fallen, and the upstream is asked without it.
             let written = async {
                 self.stream.write_all(b"HTTP/1.1 100 Continue\r\n\r\n").await?;
@@ -184,61 +204,49 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Tunnel<'_, S> {
                 .await
                 .is_ok_and(|result| result.is_ok())
             {
-                entry.allow(0, ExchangeError::ClientGone.to_string(), 0, 0);
+                entry.allow(0, ExchangeError::ClientGone.to_string());
                 return Next::Abort;
             }
         }
-        let (outcome, upstream) = match self.exchange(&plan, &method, close_client, inbound).await {
+        let close_refused = close_client || plan.framing != Framing::Empty;
+        let exchanged = self
+            .exchange(&mut plan, &method, close_client, inbound, &mut place, entry.progress())
+            .await;
+        let (outcome, upstream) = match exchanged {
             Ok(done) => done,
             Err(error) => {
                 let refusal = Refusal::new(error.status(), error.to_string());
-                entry.allow(refusal.status, refusal.message.clone(), 0, 0);
-                let close = close_client || plan.framing != Framing::Empty;
-                return self.answer(&refusal, head_only, close, inbound).await;
+                entry.allow(refusal.status, refusal.message.clone());
+                return self.answer(&refusal, head_only, close_refused, inbound).await;
             }
         };
         if outcome.upstream_reusable {
             plan.backend.upstream().pool.put(upstream);
         }
         let reason = outcome.error.map(|error| error.to_string()).unwrap_or_default();
-        match outcome.error {
-            None => {
-                entry.allow(outcome.status, reason, outcome.bytes_in, outcome.bytes_out);
-                if outcome.client_reusable {
-                    Next::Continue
-                } else {
-                    Next::Close
-                }
+        match after(outcome.error, entry.progress().status, outcome.client_reusable) {
+            After::Go { status, next } => {
+                entry.allow(status, reason);
+                next
             }
-            Some(_) if outcome.status != 0 => {
-                entry.allow(outcome.status, reason, outcome.bytes_in, outcome.bytes_out);
-                Next::Abort
-            }
-            Some(ExchangeError::ClientGone) => {
-                entry.allow(0, reason, outcome.bytes_in, 0);
-                Next::Abort
-            }
-            Some(error) => {
-                let status = match error {
-                    ExchangeError::Timeout => 504,
-                    ExchangeError::ClientMalformed => 400,
-                    _ => 502,
-                };
-                entry.allow(status, reason.clone(), outcome.bytes_in, 0);
-                let refusal = Refusal::new(status, format!("{}: {reason}", self.label));
-                let close = close_client || plan.framing != Framing::Empty;
-                self.answer(&refusal, head_only, close, inbound).await
+            After::Refuse { status, close } => {
+                let refusal = Refusal::new(status, format!("{label}: {reason}"));
+                entry.allow(status, reason);
+                self.answer(&refusal, head_only, close || close_refused, inbound).await
             }
         }
     }
 
     async fn exchange(
         &mut self,
-        plan: &Plan,
+        plan: &mut Plan,
         method: &str,
         close_client: bool,
         inbound: &mut Inbound,
+        place: &mut Option<OwnedSemaphorePermit>,
+        progress: &mut Progress,
     ) -> Result<(Outcome, UpstreamStream), DialError> {
+        let mut head = std::mem::take(&mut plan.outbound);
         let upstream = plan.backend.upstream();
         let mut kept = upstream.pool.take();
         loop {
@@ -249,19 +257,127 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Tunnel<'_, S> {
             };
             let outbound = Outbound {
                 method,
-                head: plan.outbound.clone(),
+                head,
                 framing: plan.framing,
                 upgrade: plan.upgrade.as_deref(),
                 token: plan.backend.token(),
                 close_client,
                 head_timeout: (!plan.patient).then_some(self.shared.timeouts.response),
+                place: &mut *place,
             };
-            let outcome = exchange::run(&mut self.stream, inbound, &mut stream, outbound).await;
+            let mut outcome = exchange::run(&mut self.stream, inbound, &mut stream, outbound, progress).await;
             // A kept connection that was found dead: nothing of the request has left, so that another may take it.
             let died = matches!(outcome.error, Some(ExchangeError::NoResponse));
-            if !(reused && died && !outcome.sent) {
-                return Ok((outcome, stream));
+            match outcome.unsent.take() {
+                Some(unsent) if reused && died => head = unsent,
+                _ => return Ok((outcome, stream)),
             }
+        }
+    }
+}
+
+/// What becomes of a connection after an exchange, and the status of the audit line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum After {
+    /// All that there is to say is said.
+    Go { status: u16, next: Next },
+    /// The client has had no answer yet, and gets the proxy's.
+    Refuse { status: u16, close: bool },
+}
+
+/// `answered` is the status that the client has got, 0 when none.
+fn after(error: Option<ExchangeError>, answered: u16, client_reusable: bool) -> After {
+    let refuse = |status| After::Refuse { status, close: false };
+    match error {
+        None => After::Go {
+            status: answered,
+            next: if client_reusable { Next::Continue } else { Next::Close },
+        },
+        Some(ExchangeError::ClientGone | ExchangeError::ClientTimeout) => After::Go {
+            status: answered,
+            next: Next::Abort,
+        },
+        Some(_) if answered != 0 => After::Go {
+            status: answered,
+            next: Next::Abort,
+        },
+        Some(ExchangeError::ClientMalformed | ExchangeError::ClientAhead) => After::Refuse {
+            status: 400,
+            close: true,
+        },
+        Some(ExchangeError::Timeout) => refuse(504),
+        Some(
+            ExchangeError::NoResponse
+            | ExchangeError::BadResponse(_)
+            | ExchangeError::Interim
+            | ExchangeError::BadUpgrade
+            | ExchangeError::Truncated,
+        ) => refuse(502),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cut_answer_is_never_ended_orderly_and_none_is_answered_by_the_proxy() {
+        use ExchangeError::*;
+        let go = |status, next| After::Go { status, next };
+        for (error, answered, reusable, expected) in [
+            (None, 200, true, go(200, Next::Continue)),
+            (None, 200, false, go(200, Next::Close)),
+            (Some(Truncated), 200, false, go(200, Next::Abort)),
+            (Some(ClientAhead), 200, false, go(200, Next::Abort)),
+            (Some(ClientGone), 0, false, go(0, Next::Abort)),
+            (Some(ClientTimeout), 200, false, go(200, Next::Abort)),
+            (
+                Some(ClientAhead),
+                0,
+                false,
+                After::Refuse {
+                    status: 400,
+                    close: true,
+                },
+            ),
+            (
+                Some(ClientMalformed),
+                0,
+                false,
+                After::Refuse {
+                    status: 400,
+                    close: true,
+                },
+            ),
+            (
+                Some(Timeout),
+                0,
+                false,
+                After::Refuse {
+                    status: 504,
+                    close: false,
+                },
+            ),
+            (
+                Some(NoResponse),
+                0,
+                false,
+                After::Refuse {
+                    status: 502,
+                    close: false,
+                },
+            ),
+            (
+                Some(Interim),
+                0,
+                false,
+                After::Refuse {
+                    status: 502,
+                    close: false,
+                },
+            ),
+        ] {
+            assert_eq!(after(error, answered, reusable), expected, "{error:?} {answered}");
         }
     }
 }

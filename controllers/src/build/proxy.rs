@@ -40,7 +40,7 @@ pub(super) fn deployment(validated: &Validated) -> Deployment {
                 ]),
                 liveness_probe: Some(probe("/healthz", 20, 3)),
                 readiness_probe: Some(probe("/readyz", 5, 2)),
-                resources: Some(resources("50m", "1", "32Mi", "256Mi")),
+                resources: Some(resources("50m", "1", "32Mi", "1Gi")),
                 volume_mounts: Some(mounts),
                 ..Container::default()
             },

@@ -59,8 +59,11 @@ fn an_empty_key_is_told_from_a_missing_secret() {
 
 #[test]
 fn an_incomplete_secret_comes_with_what_fills_it() {
-    let filled =
-        |secret: &str| format!("kubectl -n ns create secret {secret} --dry-run=client -o yaml | kubectl apply --server-side --force-conflicts -f -");
+    let filled = |secret: &str| {
+        format!(
+            "kubectl -n ns create secret {secret} --dry-run=client -o yaml | kubectl apply --server-side --force-conflicts -f -"
+        )
+    };
     let earlier = secret(&[("key", "0123456789abcdef0123456789abcdef")]).map(|secret| SecretContent {
         controller: Some("uid-earlier".to_owned()),
         ..secret

@@ -132,6 +132,11 @@ async fn case_42_a_client_certificate_is_the_proxys_own() {
     assert_eq!(received.values("impersonate-group"), ["g1", "g2"]);
     assert_eq!(received.values("impersonate-uid"), ["u1"]);
     assert_eq!(received.values("impersonate-extra-a%2fb"), ["x"]);
+
+    // The certificate goes with the connection, so that no request of this target is without an identity.
+    let response = lab.method("OPTIONS", "/api/v1/pods").await;
+    assert_eq!(response.status, 405, "case 38");
+    assert_eq!(lab.upstream.received().len(), 1);
 }
 
 #[tokio::test]

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::sync::Notify;
 
 use crate::harness::{Lab, Responder, Upstream, answer, patiently};
 
@@ -27,6 +28,44 @@ fn answer_and_end(bytes: &'static [u8], orderly: bool) -> Responder {
 /// Never answers.
 fn silence() -> Responder {
     Arc::new(|_, _| Box::pin(std::future::pending()))
+}
+
+/// Answers with a head at once, then with an event each time it is told to, until the proxy ends the connection.
+fn quiet_watch(next: Arc<Notify>) -> Responder {
+    Arc::new(move |_, stream| {
+        let next = next.clone();
+        Box::pin(async move {
+            let mut stream = stream.lock().await;
+            stream
+                .write_all(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+                .await?;
+            stream.flush().await?;
+            loop {
+                tokio::select! {
+                    () = next.notified() => {
+                        stream.write_all(b"6\r\nevent\n\r\n").await?;
+                        stream.flush().await?;
+                    }
+                    // The proxy's end of the connection.
+                    ended = async { let mut byte = [0]; let (tcp, _) = stream.get_ref(); tcp.readable().await?; tcp.try_read(&mut byte) } => {
+                        if matches!(ended, Ok(0) | Ok(_)) {
+                            return Ok(false);
+                        }
+                    }
+                }
+            }
+        })
+    })
+}
+
+/// Waits until the proxy has ended every connection to the upstream.
+async fn upstream_left(lab: &Lab) {
+    patiently(async {
+        while lab.upstream.open() > 0 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    })
+    .await;
 }
 
 #[tokio::test]
@@ -206,6 +245,25 @@ async fn interim_answers_stay_on_their_hop_and_continue_is_answered_here() {
 }
 
 #[tokio::test]
+async fn interim_answers_without_end_are_a_502() {
+    const INTERIM: &str = "HTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\n";
+    let few = INTERIM.repeat(16) + "HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n";
+    assert_eq!(Lab::answering(answer(few)).await.get("/api").await.status, 200);
+    let endless: Responder = Arc::new(|_, stream| {
+        Box::pin(async move {
+            let mut stream = stream.lock().await;
+            loop {
+                stream.write_all(INTERIM.as_bytes()).await?;
+                stream.flush().await?;
+            }
+        })
+    });
+    let response = Lab::answering(endless).await.get("/api/v1/pods?watch=1").await;
+    assert_eq!(response.status, 502);
+    assert!(response.text().contains("interim"), "{}", response.text());
+}
+
+#[tokio::test]
 async fn an_early_answer_arrives_although_the_body_is_not_finished() {
     let upstream = Upstream::start_early("HTTP/1.1 413 Too Large\r\nContent-Length: 3\r\n\r\nbig").await;
     let lab = Lab::with(upstream, |_| {}).await;
@@ -239,44 +297,14 @@ async fn a_kept_connection_that_died_is_replaced() {
     for expected in 1..=3 {
         assert_eq!(lab.get("/api").await.status, 200);
         assert_eq!(lab.upstream.received().len(), expected);
-        patiently(async {
-            while lab.upstream.open() > 0 {
-                tokio::time::sleep(Duration::from_millis(5)).await;
-            }
-        })
-        .await;
+        upstream_left(&lab).await;
     }
 }
 
 #[tokio::test]
 async fn cases_51_52_a_quiet_watch_has_its_head_at_once_and_ends_with_its_client() {
-    let next = Arc::new(tokio::sync::Notify::new());
-    let waiting = next.clone();
-    let responder: Responder = Arc::new(move |_, stream| {
-        let next = waiting.clone();
-        Box::pin(async move {
-            let mut stream = stream.lock().await;
-            stream
-                .write_all(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
-                .await?;
-            stream.flush().await?;
-            loop {
-                tokio::select! {
-                    () = next.notified() => {
-                        stream.write_all(b"6\r\nevent\n\r\n").await?;
-                        stream.flush().await?;
-                    }
-                    // The proxy's end of the connection.
-                    ended = async { let mut byte = [0]; let (tcp, _) = stream.get_ref(); tcp.readable().await?; tcp.try_read(&mut byte) } => {
-                        if matches!(ended, Ok(0) | Ok(_)) {
-                            return Ok(false);
-                        }
-                    }
-                }
-            }
-        })
-    });
-    let lab = Lab::answering(responder).await;
+    let next = Arc::new(Notify::new());
+    let lab = Lab::answering(quiet_watch(next.clone())).await;
     let mut client = lab.watch().await;
     for _ in 0..3 {
         next.notify_one();
@@ -284,17 +312,57 @@ async fn cases_51_52_a_quiet_watch_has_its_head_at_once_and_ends_with_its_client
     }
     assert_eq!(lab.upstream.open(), 1);
     drop(client);
-    patiently(async {
-        while lab.upstream.open() > 0 {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    })
-    .await;
+    upstream_left(&lab).await;
     let line = lab.audited(|line| line["verb"] == "watch").await;
     assert_eq!(
         (line["status"].as_u64(), line["bytesOut"].as_u64()),
         (Some(200), Some(18))
     );
+}
+
+#[tokio::test]
+async fn case_52_a_client_that_sent_ahead_and_left_holds_neither_upstream_nor_place() {
+    let upstream = Upstream::start(quiet_watch(Arc::default())).await;
+    let lab = Lab::with(upstream, |setup| setup.max_connections_per_client = 1).await;
+    let mut client = lab.watch().await;
+    client.send_bytes(&[b'x'; 128 * 1024]).await;
+    drop(client);
+    upstream_left(&lab).await;
+    let line = lab.audited(|line| line["verb"] == "watch").await;
+    assert!(line["reason"].as_str().unwrap().contains("ahead"), "{line}");
+    patiently(async {
+        while lab.try_tunnel(&lab.authority(), "api.test").await.is_err() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn case_50_a_client_that_reads_nothing_is_ended() {
+    let endless: Responder = Arc::new(|_, stream| {
+        Box::pin(async move {
+            let mut stream = stream.lock().await;
+            stream
+                .write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 99999999999\r\n\r\n")
+                .await?;
+            loop {
+                stream.write_all(&[b'x'; 64 * 1024]).await?;
+            }
+        })
+    });
+    let lab = Lab::with(Upstream::start(endless).await, |setup| {
+        setup.timeouts.stall = Duration::from_millis(500);
+    })
+    .await;
+    let mut client = lab.tunnel().await;
+    client
+        .send(&format!("GET /api HTTP/1.1\r\nHost: {}\r\n\r\n", lab.authority()))
+        .await;
+    upstream_left(&lab).await;
+    let line = lab.audited(|line| line["path"] == "/api").await;
+    assert!(line["reason"].as_str().unwrap().contains("took nothing"), "{line}");
+    drop(client);
 }
 
 #[tokio::test]

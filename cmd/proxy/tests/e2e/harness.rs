@@ -4,23 +4,27 @@ use std::collections::HashMap;
 use std::future::Future;
 use std::io;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use arc_swap::ArcSwap;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use cli_mcp_kubeconfig::{Kubeconfig, Routes};
 use cli_mcp_proxy::audit::Sink;
-use cli_mcp_proxy::dial::Resolve;
-use cli_mcp_proxy::proxy::Timeouts;
-use cli_mcp_proxy::reload::Directories;
+use cli_mcp_proxy::dial::{Resolve, SystemResolver};
+use cli_mcp_proxy::metrics::Metrics;
+use cli_mcp_proxy::proxy::{Shared, Timeouts};
+use cli_mcp_proxy::reload::{Directories, Reloader};
 use cli_mcp_proxy::server::{Proxy, Settings};
+use prometheus_client::registry::Registry;
 use rustls_pki_types::ServerName;
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
+use tokio::sync::Semaphore;
 use tokio_rustls::TlsConnector;
 use tokio_util::sync::CancellationToken;
 
@@ -131,6 +135,14 @@ pub(crate) struct Lab {
     audit: Arc<Mutex<Vec<String>>>,
 }
 
+fn directories(directory: &Path) -> Directories {
+    Directories {
+        routes: directory.join("routes"),
+        kubeconfig: directory.join("kubeconfig"),
+        ca: directory.join("ca"),
+    }
+}
+
 pub(crate) fn write_inputs(directory: &Path, kubeconfig: Option<&str>, targets: &str, ca: &Ca) {
     let targets: Vec<cli_mcp_api::v1alpha1::Target> = serde_yaml::from_str(targets).unwrap();
     let parsed = kubeconfig.map(|text| Kubeconfig::parse(text.as_bytes()).unwrap());
@@ -197,15 +209,10 @@ impl Lab {
             std::fs::write(&path, pem).unwrap();
             path
         });
-        let path = |folder: &str| -> PathBuf { directory.path().join(folder) };
         let proxy = Proxy::bind(Settings {
             listen: "127.0.0.1:0".parse().unwrap(),
             health_listen: "127.0.0.1:0".parse().unwrap(),
-            directories: Directories {
-                routes: path("routes"),
-                kubeconfig: path("kubeconfig"),
-                ca: path("ca"),
-            },
+            directories: directories(directory.path()),
             ssl_cert_file: public_ca,
             max_connections: setup.max_connections,
             max_connections_per_client: setup.max_connections_per_client,
@@ -229,6 +236,21 @@ impl Lab {
             running,
             audit,
         }
+    }
+
+    /// What a proxy with this lab's files is made of, for tests that drive a part of it.
+    pub(crate) fn parts(&self, large_heads: usize, timeouts: Timeouts) -> (Reloader, Shared) {
+        let directories = directories(self.directory.path());
+        let (reloader, state) = Reloader::start(directories, Arc::new(SystemResolver), None).unwrap();
+        let shared = Shared {
+            state: ArcSwap::from_pointee(state),
+            audit: Arc::new(|_| {}),
+            metrics: Metrics::new(&mut Registry::default()),
+            drain: CancellationToken::new(),
+            timeouts,
+            large_heads: Arc::new(Semaphore::new(large_heads)),
+        };
+        (reloader, shared)
     }
 
     /// `api.test:port` of the upstream.
@@ -302,7 +324,6 @@ impl Lab {
         self.tunnel_to(&self.authority(), "api.test").await
     }
 
-    /// One request in a tunnel of its own. `HOST` in it stands for the authority.
     /// Opens a watch of pods.
     pub(crate) async fn watch(&self) -> Client {
         let mut client = self.tunnel().await;
@@ -314,6 +335,7 @@ impl Lab {
         client
     }
 
+    /// One request in a tunnel of its own. `HOST` in it stands for the authority.
     pub(crate) async fn request(&self, raw: &str) -> Response {
         let mut client = self.tunnel().await;
         client.send(&raw.replace("HOST", &self.authority())).await;

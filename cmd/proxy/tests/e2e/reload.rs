@@ -3,18 +3,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use arc_swap::ArcSwap;
 use cli_mcp_kubeconfig::Authority;
-use cli_mcp_proxy::dial::SystemResolver;
-use cli_mcp_proxy::metrics::Metrics;
-use cli_mcp_proxy::proxy::{Shared, Timeouts};
-use cli_mcp_proxy::reload::{Directories, Reloader};
+use cli_mcp_proxy::proxy::Timeouts;
 use cli_mcp_proxy::state::Backend;
-use prometheus_client::registry::Registry;
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 use tokio::sync::Notify;
-use tokio_util::sync::CancellationToken;
 
 use crate::harness::{Ca, Lab, Responder, TOKEN, Upstream, patiently, write_inputs};
 
@@ -130,20 +124,7 @@ async fn half_of_a_file_that_is_being_written_is_not_used() {
     );
     let half = whole.strip_suffix("-rotated\n").unwrap();
     cli_mcp_kubeconfig::Kubeconfig::parse(half.as_bytes()).expect("half of it is valid too");
-    let folder = |name: &str| lab.directory.path().join(name);
-    let directories = Directories {
-        routes: folder("routes"),
-        kubeconfig: folder("kubeconfig"),
-        ca: folder("ca"),
-    };
-    let (mut reloader, state) = Reloader::start(directories, Arc::new(SystemResolver), None).unwrap();
-    let shared = Shared {
-        state: ArcSwap::from_pointee(state),
-        audit: Arc::new(|_| {}),
-        metrics: Metrics::new(&mut Registry::default()),
-        drain: CancellationToken::new(),
-        timeouts: Timeouts::default(),
-    };
+    let (mut reloader, shared) = lab.parts(1, Timeouts::default());
     let token = || {
         let state = shared.state.load();
         match &state
@@ -155,7 +136,7 @@ async fn half_of_a_file_that_is_being_written_is_not_used() {
             Backend::Allowlist(_) => panic!("no kubernetes target"),
         }
     };
-    let path = folder("kubeconfig/kubeconfig");
+    let path = lab.directory.path().join("kubeconfig/kubeconfig");
     // Each look falls between two writes; only what stays from one look to the next is used.
     for content in [half, whole.as_str(), half, whole.as_str()] {
         std::fs::write(&path, content).unwrap();
@@ -341,6 +322,15 @@ async fn a_drain_ends_with_its_grace_period() {
     let upstream = Upstream::start(watchable(next)).await;
     let mut lab = Lab::with(upstream, |setup| setup.drain_timeout = Duration::from_millis(50)).await;
     let _watch = lab.watch().await;
+    assert!(lab.audit().is_empty());
     lab.shutdown.cancel();
     patiently(lab.running.take().unwrap()).await.unwrap().unwrap();
+    let lines = lab.audit();
+    assert_eq!(lines.len(), 1, "{lines:?}");
+    assert_eq!((&lines[0]["verb"], &lines[0]["status"]), (&"watch".into(), &200.into()));
+    assert!(
+        lines[0]["reason"].as_str().unwrap().contains("the proxy ended"),
+        "{}",
+        lines[0]
+    );
 }

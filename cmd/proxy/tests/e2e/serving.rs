@@ -1,9 +1,19 @@
 //! Limits, the establishment of tunnels, and what the audit says (`proxy_cases.md`, sections D and E).
 
+use std::future::Future;
+use std::io;
+use std::net::IpAddr;
+use std::pin::Pin;
+use std::sync::Arc;
 use std::time::Duration;
 
+use cli_mcp_kubeconfig::Authority;
+use cli_mcp_proxy::connect;
+use cli_mcp_proxy::dial::Resolve;
+use cli_mcp_proxy::proxy::Timeouts;
+use cli_mcp_proxy::tunnel::Tunnel;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
+use tokio::net::{TcpListener, TcpStream};
 
 use crate::client::{Client, client_config};
 use crate::harness::{Lab, TOKEN, Upstream, ok, patiently};
@@ -112,4 +122,111 @@ async fn the_audit_line_says_what_happened_and_no_secret() {
         lab.authority()
     );
     assert!(metrics.contains(&counted), "{metrics}");
+}
+
+#[tokio::test]
+async fn case_50_large_heads_are_few_at_a_time_and_small_ones_are_not_counted() {
+    let lab = Lab::new().await;
+    let timeouts = Timeouts {
+        head: Duration::from_millis(100),
+        idle: Duration::from_millis(100),
+        ..Timeouts::default()
+    };
+    for (places, size, answered) in [(0, 40_000, false), (1, 40_000, true), (0, 4_000, true)] {
+        let (_, shared) = lab.parts(places, timeouts);
+        let (mut client, stream) = tokio::io::duplex(1024 * 1024);
+        let head = format!(
+            "GET /api/v1/nodes/n/proxy HTTP/1.1\r\nHost: {}\r\nX: {}\r\n\r\n",
+            lab.authority(),
+            "x".repeat(size)
+        );
+        client.write_all(head.as_bytes()).await.unwrap();
+        let tunnel = Tunnel {
+            stream,
+            client: "127.0.0.1".parse().unwrap(),
+            authority: Authority::parse(&lab.authority()).unwrap(),
+            label: lab.authority(),
+            kubernetes: true,
+            shared: &shared,
+        };
+        patiently(tunnel.serve()).await;
+        let mut answer = String::new();
+        patiently(client.read_to_string(&mut answer)).await.unwrap();
+        assert_eq!(
+            answer.starts_with("HTTP/1.1 403 "),
+            answered,
+            "{places} {size} {answer}"
+        );
+        assert_eq!(shared.large_heads.available_permits(), places, "given back");
+    }
+}
+
+#[tokio::test]
+async fn case_50_a_large_connect_takes_its_place_among_the_large_heads() {
+    let lab = Lab::new().await;
+    let timeouts = Timeouts {
+        handshake: Duration::from_millis(100),
+        ..Timeouts::default()
+    };
+    for (places, answered) in [(0, false), (1, true)] {
+        let (_, shared) = lab.parts(places, timeouts);
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let mut client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let (served, peer) = listener.accept().await.unwrap();
+        let head = format!("CONNECT x:1 HTTP/1.1\r\nX: {}\r\n\r\n", "x".repeat(40_000));
+        let mut answer = Vec::new();
+        let asks = async {
+            client.write_all(head.as_bytes()).await.unwrap();
+            // A connection that ends with unread bytes ends by a reset.
+            let _ = client.read_to_end(&mut answer).await;
+            drop(client);
+        };
+        patiently(async { tokio::join!(connect::serve(served, peer.ip(), &shared), asks) }).await;
+        assert_eq!(answer.starts_with(b"HTTP/1.1 403 "), answered, "{places}");
+        assert_eq!(shared.large_heads.available_permits(), places, "given back");
+    }
+}
+
+#[tokio::test]
+async fn watches_and_logs_have_no_duration() {
+    let lab = Lab::new().await;
+    let count = |metrics: &str| {
+        metrics
+            .lines()
+            .filter(|line| line.contains("duration_seconds_count{"))
+            .count()
+    };
+    for path in ["/api/v1/pods?watch=1", "/api/v1/namespaces/n/pods/p/log?follow=true"] {
+        assert_eq!(lab.get(path).await.status, 200);
+    }
+    lab.audited(|line| line["subresource"] == "log").await;
+    assert_eq!(count(&lab.health("/metrics").await.1), 0);
+    assert_eq!(lab.get("/api/v1/pods").await.status, 200);
+    lab.audited(|line| line["verb"] == "list").await;
+    assert_eq!(count(&lab.health("/metrics").await.1), 1);
+}
+
+/// Fails as only a fault of the program does.
+struct Faulty;
+
+impl Resolve for Faulty {
+    fn lookup<'a>(&'a self, _: &'a str) -> Pin<Box<dyn Future<Output = io::Result<Vec<IpAddr>>> + Send + 'a>> {
+        Box::pin(async { panic!("a fault") })
+    }
+}
+
+#[tokio::test]
+async fn a_request_whose_task_fails_has_its_audit_line() {
+    let lab = Lab::with(Upstream::start(ok()).await, |setup| {
+        setup.resolver = Some(Arc::new(Faulty));
+    })
+    .await;
+    let mut client = lab.tunnel().await;
+    client
+        .send(&format!("GET /api HTTP/1.1\r\nHost: {}\r\n\r\n", lab.authority()))
+        .await;
+    assert!(client.is_closed().await);
+    let line = lab.audited(|line| line["path"] == "/api").await;
+    assert_eq!((&line["status"], &line["decision"]), (&0.into(), &"allow".into()));
+    assert!(line["reason"].as_str().unwrap().contains("the proxy failed"), "{line}");
 }

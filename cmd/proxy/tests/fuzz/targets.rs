@@ -208,6 +208,7 @@ fn a_head_that_is_read_forwards_no_identity_and_reads_the_same_again() {
             "\r",
             " ",
             "\t",
+            "\r\t",
             ":",
             ",",
             "Authorization: mine\r\n",

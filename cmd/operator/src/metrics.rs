@@ -32,8 +32,10 @@ const REMEDY: &str = "an administrator must bind the scraper's ServiceAccount to
 /// Scrapers are few.
 const LIMITS: Limits = Limits {
     connections: 64,
+    per_client: 32,
     handshake: Duration::from_secs(10),
     headers: Duration::from_secs(75),
+    stall: Duration::from_secs(60),
 };
 
 /// How callers reach the metrics.

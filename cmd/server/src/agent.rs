@@ -19,6 +19,7 @@ use tracing::Span;
 
 use self::dial::{DialError, Dialer};
 use self::pool::{Connection, Pool};
+use crate::budget::Held;
 use crate::store::Sandbox;
 use crate::trace::TraceContext;
 
@@ -54,16 +55,19 @@ pub struct Flight {
     pub request: ExecRequest,
     /// Trace of the caller, carried on.
     pub trace: TraceContext,
+    /// Its memory.
+    held: Held,
     sent: AtomicBool,
 }
 
 impl Flight {
     /// A command that was not sent yet.
     #[must_use]
-    pub fn new(request: ExecRequest, trace: TraceContext) -> Self {
+    pub fn new(request: ExecRequest, trace: TraceContext, held: Held) -> Self {
         Self {
             request,
             trace,
+            held,
             sent: AtomicBool::new(false),
         }
     }
@@ -122,11 +126,13 @@ impl AgentClient {
             flight.sent.store(false, Ordering::Release);
             return Err(self.refusal(sandbox, response, connection).await);
         }
-        let result = match output {
-            Some(sink) => answer::streamed(response.into_body(), sink).await?,
-            None => answer::plain(response.into_body()).await?,
+        let (result, ended) = match output {
+            Some(sink) => answer::streamed(response.into_body(), sink, &flight.held).await?,
+            None => (answer::plain(response.into_body(), &flight.held).await?, true),
         };
-        self.pool.put(&sandbox.uid, connection);
+        if ended {
+            self.pool.put(&sandbox.uid, connection);
+        }
         Ok(result)
     }
 
@@ -152,6 +158,30 @@ impl AgentClient {
         tokio::time::timeout(SHORT_ANSWER, exchange)
             .await
             .unwrap_or_else(|_| Err(AgentError::Lost("no answer to /assign".to_owned())))
+    }
+
+    /// Whether the agent has no session: it says so before it looks at a token (contract, section 5), so the
+    /// token of `/assign` tells the two apart, and the body is no command.
+    ///
+    /// # Errors
+    ///
+    /// See [`AgentError`].
+    pub async fn is_unassigned(&self, sandbox: &Sandbox, assign: &Token) -> Result<bool, AgentError> {
+        let request = self.request(sandbox, "/exec", assign, "application/json", Bytes::from_static(b"{}"))?;
+        let exchange = async {
+            let (response, connection) = self.send(sandbox, request, &AtomicBool::new(false)).await?;
+            Ok(self.refusal(sandbox, response, connection).await)
+        };
+        let answer = tokio::time::timeout(SHORT_ANSWER, exchange)
+            .await
+            .unwrap_or_else(|_| Err(AgentError::Lost("no answer to /exec".to_owned())))?;
+        Ok(matches!(
+            answer,
+            AgentError::Refused {
+                status: StatusCode::SERVICE_UNAVAILABLE,
+                ..
+            }
+        ))
     }
 
     /// Forgets the connections of a sandbox that is gone.

@@ -4,7 +4,7 @@
 mod candidates;
 mod settling;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::num::NonZeroU32;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
@@ -15,6 +15,7 @@ use tokio::time::Instant;
 use tracing::{Instrument, info_span};
 
 use self::candidates::{Candidates, Held};
+pub use self::settling::TakenOver;
 use crate::agent::AgentClient;
 use crate::cluster::{Cluster, ClusterError};
 use crate::failure::Failure;
@@ -27,9 +28,9 @@ use crate::watch::Gate;
 /// How long a call waits for the store's first LIST after the server's start.
 const FIRST_LIST: Duration = Duration::from_secs(10);
 
-/// How long a sandbox that another replica took for the session may stay undecided. A decision takes an event of the watch,
-/// or half a second and a LIST; after this the replica must have died in between.
-const OTHER_DECIDES: Duration = Duration::from_secs(3);
+/// How long a sandbox that another replica took for the session may stay undecided: that replica decides within `DECIDES`
+/// of its write or not at all, and this one learned of the write later than it was made.
+pub(crate) const OTHER_DECIDES: Duration = Duration::from_secs(3);
 
 /// A pod that should be gone for so long is on a lost node: nothing will confirm its end, so it is deleted by force.
 const LOST_NODE: Duration = Duration::from_secs(30);
@@ -39,6 +40,10 @@ const ATTEMPTS: u32 = 16;
 
 /// How many claims a search may lose to other servers before it makes a pod of its own, which nobody can take from it.
 const LOST_CLAIMS: u32 = 8;
+
+/// How many pods of the pool may refuse the session before a search makes one of its own: with a key that is not the
+/// pool's, all of them would, and each is deleted.
+const REFUSALS: u32 = 2;
 
 /// A session's sandbox, found or made.
 #[derive(Clone, Debug)]
@@ -56,6 +61,8 @@ enum Made {
     Raced,
     /// It was given up in favour of another server's.
     GaveUp,
+    /// It did not take the session.
+    Useless,
 }
 
 /// Finds and makes sandboxes for sessions.
@@ -70,8 +77,8 @@ pub struct Allocator {
     candidates: Candidates,
     /// One search a session at a time; who waits finds the result in the store.
     searching: Mutex<HashMap<SessionId, Weak<tokio::sync::Mutex<()>>>>,
-    /// Sessions that are about to get a pod and are not in the store yet.
-    reserved: Mutex<u32>,
+    /// Sessions that are about to get a pod, in the store or not yet.
+    reserved: Mutex<HashSet<SessionId>>,
 }
 
 impl Allocator {
@@ -122,34 +129,43 @@ impl Allocator {
 
     async fn search(&self, session: &SessionId, deadline: Instant) -> Result<Allocated, Failure> {
         let lock = self.search_lock(session);
-        let _one_search = lock.lock().await;
-        let mut use_pool = true;
+        let Ok(_one_search) = tokio::time::timeout_at(deadline, lock.lock()).await else {
+            return Err(Failure::NotReady(
+                "another call of this session is still waiting for its sandbox".to_owned(),
+            ));
+        };
+        let (mut use_pool, mut refusals) = (true, 0);
         for _ in 0..ATTEMPTS {
             if let Some(sandbox) = self.known(session) {
                 return Ok(Allocated { sandbox, fresh: false });
             }
             if Instant::now() >= deadline {
-                break;
+                return Err(Failure::NotReady("the cluster took too long to provide one".to_owned()));
             }
             self.check_gate().await?;
+            // Another replica may have made one while this search waited: only what stood here is cleared away.
+            let left = self.cache.read(|store| store.of_session(session));
+            if self.first_in_use(&left).is_some() {
+                continue;
+            }
             let candidate = use_pool.then(|| self.candidates.hold(session)).flatten();
-            if let Some(loss) = self
-                .clear_away(session, candidate.is_none().then_some(deadline))
-                .await?
-            {
+            let wait_until = candidate.is_none().then_some(deadline);
+            if let Some(loss) = self.clear_away(session, left, wait_until).await? {
                 self.cache.write(|store| store.record_loss(session, loss));
             }
-            let _room = self.reserve()?;
+            let _room = self.reserve(session)?;
             let replaces = self.cache.read(|store| store.loss(session));
-            match self.make(session, candidate, replaces.as_deref()).await? {
+            match self.make(session, candidate, replaces.as_deref(), deadline).await? {
                 Made::Sandbox(sandbox) => return Ok(Allocated { sandbox, fresh: true }),
-                Made::GaveUp => {
-                    use_pool = false;
-                    if let Some(reason) = replaces {
-                        self.cache.write(|store| store.record_loss(session, reason));
-                    }
+                Made::Raced => continue,
+                Made::GaveUp => use_pool = false,
+                Made::Useless => {
+                    refusals += 1;
+                    use_pool = refusals < REFUSALS;
                 }
-                Made::Raced => {}
+            }
+            if let Some(reason) = replaces {
+                self.cache.write(|store| store.record_loss(session, reason));
             }
         }
         Err(Failure::NotReady(
@@ -171,33 +187,16 @@ impl Allocator {
         Ok(())
     }
 
-    /// Gives an unassigned agent its session. For a sandbox that another replica claimed, see `OTHER_DECIDES`.
-    ///
-    /// # Errors
-    ///
-    /// When the agent refuses or is out of reach.
-    pub async fn assign(&self, sandbox: &Sandbox, session: &SessionId) -> Result<(), crate::agent::AgentError> {
-        let assign = self.key.assign_token(&sandbox.name);
-        self.agent
-            .assign(sandbox, &assign, &self.key.session_token(session.as_str()))
-            .await
-    }
-
-    /// How long to wait for another replica to decide on a sandbox it claimed.
-    #[must_use]
-    pub const fn other_decides(&self) -> Duration {
-        OTHER_DECIDES
-    }
-
     fn known(&self, session: &SessionId) -> Option<Arc<Sandbox>> {
+        self.first_in_use(&self.cache.read(|store| store.of_session(session)))
+            .cloned()
+    }
+
+    /// Of a session's sandboxes the one that every replica uses.
+    fn first_in_use<'a>(&self, all: &'a [Arc<Sandbox>]) -> Option<&'a Arc<Sandbox>> {
         let spec_hash = self.cluster.spec_hash();
-        self.cache.read(|store| {
-            store
-                .of_session(session)
-                .into_iter()
-                .next()
-                .filter(|first| first.usable() && !stale(first, spec_hash))
-        })
+        all.iter()
+            .find(|sandbox| sandbox.usable() && !stale(sandbox, spec_hash))
     }
 
     async fn synced(&self) -> Result<(), Failure> {
@@ -223,8 +222,12 @@ impl Allocator {
 
     /// Removes what is left of earlier sandboxes and says why they are no more. One whose name a new pod needs is waited
     /// for, if `wait_until` is given.
-    async fn clear_away(&self, session: &SessionId, wait_until: Option<Instant>) -> Result<Option<String>, Failure> {
-        let left = self.cache.read(|store| store.of_session(session));
+    async fn clear_away(
+        &self,
+        session: &SessionId,
+        left: Vec<Arc<Sandbox>>,
+        wait_until: Option<Instant>,
+    ) -> Result<Option<String>, Failure> {
         let mut loss = None;
         for sandbox in left {
             if !sandbox.ended && !matches!(sandbox.phase, Phase::Starting(_)) {
@@ -288,18 +291,24 @@ impl Allocator {
 
     /// Room for one more session. Replicas do not ask each other: together they may exceed the limit by the calls that
     /// are in progress at one moment.
-    fn reserve(&self) -> Result<Option<Reservation<'_>>, Failure> {
+    fn reserve(&self, session: &SessionId) -> Result<Option<Reservation<'_>>, Failure> {
         let Some(limit) = self.max_sessions else {
             return Ok(None);
         };
         let mut reserved = self.reserved.lock().unwrap_or_else(PoisonError::into_inner);
-        let taken = self.cache.read(|store| store.sessions()) + *reserved as usize;
+        // A session whose pod is being settled is in the store already.
+        let taken = self.cache.read(|store| {
+            let coming = reserved.iter().filter(|session| !store.has_sandbox(session));
+            store.sessions() + coming.count()
+        });
         if taken >= limit.get() as usize {
             return Err(Failure::AtCapacity { limit: limit.get() });
         }
-        *reserved += 1;
+        // Of a session there is one search at a time, so that no other holds this entry.
+        reserved.insert(session.clone());
         Ok(Some(Reservation {
             reserved: &self.reserved,
+            session: session.clone(),
         }))
     }
 
@@ -309,6 +318,7 @@ impl Allocator {
         session: &SessionId,
         mut candidate: Option<Held<'_>>,
         replaces: Option<&str>,
+        deadline: Instant,
     ) -> Result<Made, Failure> {
         let mut lost = 0;
         while let Some(held) = candidate {
@@ -323,7 +333,7 @@ impl Allocator {
                     drop(held);
                     self.telemetry.stage(Stage::Claim, started.elapsed());
                     self.telemetry.claim(Claim::Pool);
-                    return self.settle(claimed, session).await;
+                    return self.settle(claimed, session, started, deadline).await;
                 }
                 Err(ClusterError::Conflict | ClusterError::NotFound) => {
                     self.telemetry.claim(Claim::Lost);
@@ -347,7 +357,7 @@ impl Allocator {
             Ok(created) => {
                 self.telemetry.stage(Stage::Create, started.elapsed());
                 self.telemetry.claim(Claim::Created);
-                self.settle(created, session).await
+                self.settle(created, session, started, deadline).await
             }
             Err(ClusterError::Conflict) => {
                 // Another replica's pod, or one that is going: the watch or this tells.
@@ -371,12 +381,13 @@ fn stale(sandbox: &Sandbox, spec_hash: &str) -> bool {
 
 /// One session's room, held until its pod is in the store.
 struct Reservation<'a> {
-    reserved: &'a Mutex<u32>,
+    reserved: &'a Mutex<HashSet<SessionId>>,
+    session: SessionId,
 }
 
 impl Drop for Reservation<'_> {
     fn drop(&mut self) {
         let mut reserved = self.reserved.lock().unwrap_or_else(PoisonError::into_inner);
-        *reserved = reserved.saturating_sub(1);
+        reserved.remove(&self.session);
     }
 }

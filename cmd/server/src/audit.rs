@@ -1,4 +1,4 @@
-//! One JSON line a call: who ran what where, and what came of it. With the proxy's audit (pod IP and time) it answers which
+//! One JSON line a call, and one a session that a client ends: who ran what where, and what came of it. With the proxy's audit (pod IP and time) it answers which
 //! command sent an API request.
 
 use std::io::Write;
@@ -6,6 +6,9 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use cli_mcp_sandbox::wire::ExecResult;
+use cli_mcp_serving::auth::Caller;
+use cli_mcp_serving::listener::Ends;
+use http::Extensions;
 use jiff::Timestamp;
 use serde::Serialize;
 use sha2::{Digest, Sha256};
@@ -24,6 +27,17 @@ pub struct Identity {
     /// Address of the client's end of the connection.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub address: Option<SocketAddr>,
+}
+
+impl Identity {
+    /// Who sent an HTTP request.
+    #[must_use]
+    pub fn of(extensions: &Extensions) -> Self {
+        Self {
+            user: extensions.get::<Caller>().map(|caller| caller.0.name.clone()),
+            address: extensions.get::<Ends>().map(|ends| ends.remote),
+        }
+    }
 }
 
 /// Where audit lines go.
@@ -68,12 +82,11 @@ pub struct Record {
     duration_ms: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
     trace_id: Option<String>,
-    #[serde(skip)]
-    full_command: Option<String>,
 }
 
+/// A command as the audit shows it.
 #[derive(Debug, Default, Serialize)]
-struct Shown {
+pub struct Shown {
     #[serde(skip_serializing_if = "Option::is_none")]
     command: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -85,9 +98,21 @@ struct Shown {
 impl Record {
     /// A call begins.
     #[must_use]
-    pub fn begin(caller: Identity) -> Self {
+    pub fn call(caller: Identity) -> Self {
+        Self::begin("call", caller)
+    }
+
+    /// A client ends a session.
+    #[must_use]
+    pub fn end(caller: Identity, session: &SessionId) -> Self {
+        let mut record = Self::begin("end", caller);
+        record.session(session);
+        record
+    }
+
+    fn begin(audit: &'static str, caller: Identity) -> Self {
         Self {
-            audit: "call",
+            audit,
             time: Timestamp::now(),
             caller,
             session: None,
@@ -101,7 +126,6 @@ impl Record {
             command_ms: None,
             duration_ms: 0,
             trace_id: None,
-            full_command: None,
         }
     }
 
@@ -110,9 +134,9 @@ impl Record {
         self.trace_id = trace_id.map(str::to_owned);
     }
 
-    /// Its command; how it is shown is the writer's to decide.
-    pub fn command(&mut self, command: &str) {
-        self.full_command = Some(command.to_owned());
+    /// Its command.
+    pub fn command(&mut self, command: Shown) {
+        self.command = command;
     }
 
     /// Its session.
@@ -141,6 +165,11 @@ impl Record {
         self.command_ms = Some(result.duration_ms);
     }
 
+    /// The session was ended.
+    pub fn ended(&mut self) {
+        self.outcome = "ended";
+    }
+
     /// It has none.
     pub fn failed(&mut self, failure: &Failure) {
         self.outcome = failure.outcome();
@@ -160,10 +189,27 @@ impl Audit {
         Self { commands, destination }
     }
 
-    /// Writes a call's line.
+    /// What of a command is kept for its line: while it runs, a digest takes the memory of no command.
+    #[must_use]
+    pub fn shown(&self, command: &str) -> Shown {
+        match self.commands {
+            AuditCommands::None => Shown::default(),
+            AuditCommands::Full => Shown {
+                command: Some(command.to_owned()),
+                ..Shown::default()
+            },
+            AuditCommands::Digest => Shown {
+                command: None,
+                command_bytes: Some(command.len()),
+                command_sha256: Some(hex::encode(Sha256::digest(command))),
+            },
+        }
+    }
+
+    /// Writes a line.
     pub fn write(&self, mut record: Record, took: Duration) {
         record.duration_ms = u64::try_from(took.as_millis()).unwrap_or(u64::MAX);
-        let line = self.line(record);
+        let line = line(&record);
         let written = match self.destination {
             Destination::Stdout => write_line(&mut std::io::stdout().lock(), &line),
             Destination::Stderr => write_line(&mut std::io::stderr().lock(), &line),
@@ -172,25 +218,11 @@ impl Audit {
             tracing::error!(%error, "Failed to write an audit line");
         }
     }
+}
 
-    fn line(&self, mut record: Record) -> String {
-        if let Some(command) = record.full_command.take() {
-            record.command = match self.commands {
-                AuditCommands::None => Shown::default(),
-                AuditCommands::Full => Shown {
-                    command: Some(command),
-                    ..Shown::default()
-                },
-                AuditCommands::Digest => Shown {
-                    command: None,
-                    command_bytes: Some(command.len()),
-                    command_sha256: Some(hex::encode(Sha256::digest(&command))),
-                },
-            };
-        }
-        // A record of strings and numbers always serializes.
-        serde_json::to_string(&record).unwrap_or_default()
-    }
+fn line(record: &Record) -> String {
+    // A record of strings and numbers always serializes.
+    serde_json::to_string(record).unwrap_or_default()
 }
 
 fn write_line(target: &mut impl Write, line: &str) -> std::io::Result<()> {
@@ -202,12 +234,13 @@ fn write_line(target: &mut impl Write, line: &str) -> std::io::Result<()> {
 mod tests {
     use super::*;
 
-    fn line(commands: AuditCommands) -> serde_json::Value {
-        let mut record = Record::begin(Identity {
+    fn shown(commands: AuditCommands) -> serde_json::Value {
+        let mut record = Record::call(Identity {
             user: Some("alice".into()),
             address: None,
         });
-        record.command("kubectl get pods # s3cret");
+        let audit = Audit::new(commands, Destination::Stderr);
+        record.command(audit.shown("kubectl get pods # s3cret"));
         record.session(&"s1".parse().unwrap());
         record.finished(&ExecResult {
             stdout: "abc".into(),
@@ -215,17 +248,17 @@ mod tests {
             duration_ms: 7,
             ..ExecResult::default()
         });
-        serde_json::from_str(&Audit::new(commands, Destination::Stderr).line(record)).unwrap()
+        serde_json::from_str(&line(&record)).unwrap()
     }
 
     #[test]
     fn the_command_is_shown_as_asked() {
-        let digest = line(AuditCommands::Digest);
+        let digest = shown(AuditCommands::Digest);
         assert_eq!(digest["command_bytes"], 25);
         assert_eq!(digest["command_sha256"].as_str().unwrap().len(), 64);
         assert!(digest.get("command").is_none());
-        assert_eq!(line(AuditCommands::Full)["command"], "kubectl get pods # s3cret");
-        let none = line(AuditCommands::None);
+        assert_eq!(shown(AuditCommands::Full)["command"], "kubectl get pods # s3cret");
+        let none = shown(AuditCommands::None);
         assert!(
             none.as_object()
                 .unwrap()
@@ -236,7 +269,7 @@ mod tests {
 
     #[test]
     fn it_says_who_where_and_what_came_of_it() {
-        let line = line(AuditCommands::None);
+        let line = shown(AuditCommands::None);
         assert_eq!(line["audit"], "call");
         assert_eq!(line["caller"]["user"], "alice");
         assert_eq!(line["session"], "s1");

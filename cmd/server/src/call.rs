@@ -12,7 +12,8 @@ use tracing::{Instrument, info_span};
 
 use crate::activity::{self, Activity};
 use crate::agent::{AgentClient, AgentError, Flight, OutputSink};
-use crate::allocation::{Allocated, Allocator};
+use crate::allocation::{Allocated, Allocator, OTHER_DECIDES, TakenOver};
+use crate::backoff::Backoff;
 use crate::cluster::{Cluster, EGRESS_ANNOTATION, EGRESS_NOT_ENFORCED};
 use crate::failure::Failure;
 use crate::session::SessionId;
@@ -36,9 +37,6 @@ const OBITUARY: Duration = Duration::from_millis(1500);
 const AGENT_LIMIT: Duration = Duration::from_secs(17 * wire::MAX_TIMEOUT_SECONDS as u64 + 60);
 
 const DELETED: &str = "its pod was deleted";
-
-const FIRST_BACKOFF: Duration = Duration::from_millis(5);
-const LONGEST_BACKOFF: Duration = Duration::from_millis(500);
 
 /// What a call touched, for its audit line.
 #[derive(Clone, Debug, Default)]
@@ -178,7 +176,7 @@ impl Runner {
     ) -> Result<Attempt, Failure> {
         let began = Instant::now();
         let token = self.key.session_token(session.as_str());
-        let mut backoff = FIRST_BACKOFF;
+        let mut backoff = Backoff::default();
         loop {
             let ready = self
                 .startable(&allocated.sandbox, deadline)
@@ -194,32 +192,37 @@ impl Runner {
                 .exec(&sandbox, &token, flight, output.as_deref_mut())
                 .instrument(info_span!("exec", otel.kind = "client", pod = %sandbox.name));
             let outcome = self.watch_over(&sandbox, flight, exec).await?;
-            let (retry, patience) = match outcome {
+            let retry = match outcome {
                 Ok(result) => {
                     self.telemetry.stage(Stage::Ready, sent.duration_since(began));
                     self.telemetry.stage(Stage::Exec, sent.elapsed());
                     return Ok(Attempt::Done(result));
                 }
                 Err(AgentError::Lost(reason)) => return Err(self.fate(&sandbox, reason).await),
-                Err(AgentError::NotReached(error)) => (error.to_string(), deadline),
+                Err(AgentError::NotReached(error)) => error.to_string(),
                 Err(AgentError::Refused {
                     status: StatusCode::SERVICE_UNAVAILABLE,
                     message,
                 }) => {
-                    let patience = self.patience(allocated, &sandbox, &message, began, deadline);
-                    if Instant::now() >= patience {
-                        self.give_up_waiting(session, &sandbox, &message).await?;
+                    let patience = patience(allocated, &sandbox, &message, began, deadline);
+                    if Instant::now() >= patience
+                        && self.give_up_waiting(session, &sandbox, &message).await? == TakenOver::GivenUp
+                    {
+                        return Ok(Attempt::Gone(Gone::Deleted));
                     }
-                    (message, deadline)
+                    message
                 }
                 Err(AgentError::Refused { status, message }) => return Err(refusal(status, message)),
             };
-            if Instant::now() >= patience {
+            if Instant::now() >= deadline {
                 return Err(Failure::NotReady(retry));
             }
+            let changed = self
+                .cache
+                .wait_for(|store| sandbox.changed(store.get(&sandbox.name)).then_some(()));
             tokio::select! {
-                () = tokio::time::sleep(backoff) => backoff = (backoff * 2).min(LONGEST_BACKOFF),
-                () = self.cache.next_change() => {}
+                () = tokio::time::sleep(backoff.next()) => {}
+                () = changed => {}
             }
         }
     }
@@ -233,6 +236,7 @@ impl Runner {
             };
             match &now.phase {
                 Phase::Dead(reason) => Some(Ok(Err(Gone::Died(reason.clone())))),
+                _ if now.ended => Some(Ok(Err(Gone::Deleted))),
                 Phase::Terminating(_) => Some(Ok(Err(Gone::Deleted))),
                 Phase::Starting(Some(reason)) if is_hopeless(reason) => Some(Err(Failure::CannotStart(reason.clone()))),
                 Phase::Starting(_) | Phase::Running if now.address.is_some() => Some(Ok(Ok(now.clone()))),
@@ -308,31 +312,13 @@ impl Runner {
         }
     }
 
-    /// Until when a 503 is waited out.
-    fn patience(
+    /// The patience with a 503 is at its end: report it, or do what another replica left undone.
+    async fn give_up_waiting(
         &self,
-        allocated: &Allocated,
+        session: &SessionId,
         sandbox: &Sandbox,
         message: &str,
-        began: Instant,
-        deadline: Instant,
-    ) -> Instant {
-        if message.contains(wire::EGRESS_NOT_ENFORCED) {
-            let settling = allocated.fresh || !sandbox.ready;
-            if settling {
-                (began + POLICY_SETTLES).min(deadline)
-            } else {
-                began
-            }
-        } else if sandbox.claimed {
-            (began + self.allocator.other_decides()).min(deadline)
-        } else {
-            deadline
-        }
-    }
-
-    /// The patience with a 503 is at its end: report it, or do what another replica left undone.
-    async fn give_up_waiting(&self, session: &SessionId, sandbox: &Sandbox, message: &str) -> Result<(), Failure> {
+    ) -> Result<TakenOver, Failure> {
         if message.contains(wire::EGRESS_NOT_ENFORCED) {
             let told = BTreeMap::from([(EGRESS_ANNOTATION, EGRESS_NOT_ENFORCED.to_owned())]);
             if let Err(error) = self.cluster.annotate(sandbox, &told).await {
@@ -341,12 +327,25 @@ impl Runner {
             return Err(Failure::EgressNotEnforced(message.to_owned()));
         }
         if sandbox.claimed {
-            return match self.allocator.assign(sandbox, session).await {
-                Ok(()) | Err(AgentError::NotReached(_) | AgentError::Lost(_)) => Ok(()),
-                Err(AgentError::Refused { message, .. }) => Err(Failure::NotReady(message)),
-            };
+            return self.allocator.take_over(sandbox, session).await;
         }
         Err(Failure::NotReady(message.to_owned()))
+    }
+}
+
+/// Until when a 503 is waited out.
+fn patience(allocated: &Allocated, sandbox: &Sandbox, message: &str, began: Instant, deadline: Instant) -> Instant {
+    if message.contains(wire::EGRESS_NOT_ENFORCED) {
+        let settling = allocated.fresh || !sandbox.ready;
+        if settling {
+            (began + POLICY_SETTLES).min(deadline)
+        } else {
+            began
+        }
+    } else if sandbox.claimed {
+        (began + OTHER_DECIDES).min(deadline)
+    } else {
+        deadline
     }
 }
 

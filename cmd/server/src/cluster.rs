@@ -109,7 +109,13 @@ impl Cluster {
         }
     }
 
-    /// The pods, for the watch and port-forwarding.
+    /// Where the sandboxes are.
+    #[must_use]
+    pub fn namespace(&self) -> &str {
+        &self.template.namespace
+    }
+
+    /// The pods, for port-forwarding.
     #[must_use]
     pub fn pods(&self) -> &Api<Pod> {
         &self.pods
@@ -259,9 +265,11 @@ impl Cluster {
             .annotate(sandbox, &BTreeMap::from([(ENDED_ANNOTATION, why.to_owned())]))
             .await
         {
-            Ok(()) => self.delete(sandbox, None).await,
-            Err(ClusterError::NotFound | ClusterError::Conflict) => Ok(()),
-            Err(error) => Err(error),
+            Ok(()) => {
+                self.cache.write(|store| store.mark_ended(sandbox));
+                self.delete(sandbox, None).await
+            }
+            Err(error) => self.unless_gone(sandbox, error).await,
         }
     }
 
@@ -284,8 +292,26 @@ impl Cluster {
                 }
                 Ok(())
             }
-            Err(ClusterError::NotFound | ClusterError::Conflict) => Ok(()),
-            Err(error) => Err(error),
+            Err(error) => self.unless_gone(sandbox, error).await,
+        }
+    }
+
+    /// The error, but for a sandbox that is gone. A conflict may mean that another pod has its name, or only that another
+    /// writer was faster: the text of neither is part of the API.
+    async fn unless_gone(&self, sandbox: &Sandbox, error: ClusterError) -> Result<(), ClusterError> {
+        match error {
+            ClusterError::NotFound => Ok(()),
+            ClusterError::Conflict => {
+                let now = bounded(self.pods.get_opt(&sandbox.name)).await?;
+                match now.filter(|pod| pod.metadata.uid.as_ref() == Some(&sandbox.uid)) {
+                    None => Ok(()),
+                    Some(still) => {
+                        self.cache.observe(&still);
+                        Err(error)
+                    }
+                }
+            }
+            error => Err(error),
         }
     }
 

@@ -178,6 +178,11 @@ pub struct Cli {
     #[arg(long, env = "CLI_MCP_ALLOWED_ORIGINS", value_delimiter = ',')]
     pub allowed_origins: Vec<String>,
 
+    /// The most connections of one client address at one time over http; more are closed. Clients behind an Ingress or
+    /// another proxy have one address together.
+    #[arg(long, env = "CLI_MCP_MAX_CONNECTIONS_PER_CLIENT", default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..))]
+    pub max_connections_per_client: u32,
+
     /// How the server reaches the agent in a sandbox: direct (the pod's address), port-forward (through the API server),
     /// or auto (the pod's address, and where that cannot be reached the API server).
     #[arg(long, env = "CLI_MCP_SANDBOX_CONNECTION", value_enum, default_value_t = SandboxConnection::Auto)]

@@ -3,7 +3,7 @@
 
 use std::convert::Infallible;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use axum::body::Body;
 use axum::extract::rejection::PathRejection;
@@ -17,18 +17,23 @@ use cli_mcp_serving::auth::{Caller, Guard};
 use cli_mcp_serving::metrics::{self, SharedRegistry};
 use cli_mcp_serving::probes::{self, Health};
 use http::request::Parts;
-use http::{Method, StatusCode, header};
+use http::{Extensions, HeaderValue, Method, StatusCode, header};
+use hyper::body::Body as _;
 use rmcp::transport::streamable_http_server::session::never::NeverSessionManager;
 use rmcp::transport::streamable_http_server::{StreamableHttpServerConfig, StreamableHttpService};
+use tokio_util::sync::CancellationToken;
 
 use crate::allocation::Allocator;
+use crate::audit::{Audit, Identity, Record};
+use crate::budget::Budget;
 use crate::cancellation::{self, CallKey, Canceller};
+use crate::failure::Failure;
 use crate::host::HostPolicy;
 use crate::session::{SESSION_HEADER, SessionId};
 use crate::tool::BashServer;
 
-/// The largest request body: a command of the size that the agent takes, escaped.
-const MAX_BODY_BYTES: usize = 8 * 1024 * 1024;
+/// The largest request body: as much as the agent takes.
+const MAX_BODY_BYTES: usize = 4 * 1024 * 1024;
 
 /// How long a client may take to send its request's body.
 const BODY_TIMEOUT: Duration = Duration::from_secs(30);
@@ -39,6 +44,8 @@ pub struct Surface<H> {
     pub server: BashServer,
     /// Ends sessions.
     pub allocator: Arc<Allocator>,
+    /// Takes note of that.
+    pub audit: Audit,
     /// For `/health`.
     pub health: Arc<H>,
     /// For `/metrics`.
@@ -54,6 +61,7 @@ pub fn router<H: Health, R: Review>(surface: Surface<H>, guard: Option<Guard<R>>
     let Surface {
         server,
         allocator,
+        audit,
         health,
         registry,
         hosts,
@@ -71,8 +79,11 @@ pub fn router<H: Health, R: Review>(surface: Surface<H>, guard: Option<Guard<R>>
     );
     let mut guarded = Router::new()
         .route_service("/mcp", mcp)
-        .layer(middleware::from_fn_with_state(canceller, whole_body))
-        .route("/sessions/{id}", delete(end_session).with_state(allocator))
+        .layer(middleware::from_fn_with_state(
+            (canceller, Budget::default()),
+            whole_body,
+        ))
+        .route("/sessions/{id}", delete(end_session).with_state((allocator, audit)))
         .route(
             "/metrics",
             get(move || std::future::ready(metrics::response(&registry))),
@@ -86,6 +97,18 @@ pub fn router<H: Health, R: Review>(surface: Surface<H>, guard: Option<Guard<R>>
         .layer(middleware::from_fn_with_state(Arc::new(hosts), HostPolicy::check))
 }
 
+/// The router of a server that is told to stop: its answers close their connections, so that clients come back to another
+/// replica and not to a listener that ends between two of their requests.
+pub fn closing(router: Router, stopping: CancellationToken) -> Router {
+    router.layer(middleware::map_response(move |mut response: Response| {
+        if stopping.is_cancelled() {
+            let close = HeaderValue::from_static("close");
+            response.headers_mut().insert(header::CONNECTION, close);
+        }
+        std::future::ready(response)
+    }))
+}
+
 /// An error with a JSON body.
 pub(crate) fn error_response(status: StatusCode, text: &str) -> Response {
     (
@@ -97,14 +120,26 @@ pub(crate) fn error_response(status: StatusCode, text: &str) -> Response {
 }
 
 /// `DELETE /sessions/{id}`: 204 whether or not there was something to delete.
-async fn end_session(State(allocator): State<Arc<Allocator>>, path: Result<Path<String>, PathRejection>) -> Response {
+async fn end_session(
+    State((allocator, audit)): State<(Arc<Allocator>, Audit)>,
+    path: Result<Path<String>, PathRejection>,
+    extensions: Extensions,
+) -> Response {
+    let began = Instant::now();
     // What cannot be read is no session id either.
     let id = path.map(|Path(id)| id).unwrap_or_default();
     let session: SessionId = match id.parse() {
         Ok(session) => session,
         Err(error) => return error_response(StatusCode::BAD_REQUEST, &format!("{error}")),
     };
-    match allocator.end(&session).await {
+    let mut record = Record::end(Identity::of(&extensions), &session);
+    let ended = allocator.end(&session).await;
+    match &ended {
+        Ok(()) => record.ended(),
+        Err(error) => record.failed(&Failure::Cluster(error.to_string())),
+    }
+    audit.write(record, began.elapsed());
+    match ended {
         Ok(()) => StatusCode::NO_CONTENT.into_response(),
         Err(error) => {
             tracing::warn!(%session, %error, "Failed to end a session");
@@ -117,18 +152,36 @@ async fn end_session(State(allocator): State<Arc<Allocator>>, path: Result<Path<
 }
 
 /// Takes a body whole before anything works on it, so that a slow client costs a connection and nothing else.
-async fn whole_body(State(canceller): State<Canceller>, request: Request, next: Next) -> Result<Response, Infallible> {
+async fn whole_body(
+    State((canceller, budget)): State<(Canceller, Budget)>,
+    request: Request,
+    next: Next,
+) -> Result<Response, Infallible> {
     if request.method() != Method::POST {
         return Ok(next.run(request).await);
     }
-    let (parts, body) = request.into_parts();
+    let (mut parts, body) = request.into_parts();
+    // A length that is not told may be any.
+    let most = body.size_hint().upper().unwrap_or(u64::MAX);
+    let most = usize::try_from(most).unwrap_or(usize::MAX).min(MAX_BODY_BYTES);
+    let Some(held) = budget.request(most).await else {
+        let mut busy = error_response(
+            StatusCode::SERVICE_UNAVAILABLE,
+            "too many large requests are in progress: retry in some seconds",
+        );
+        busy.headers_mut()
+            .insert(header::RETRY_AFTER, HeaderValue::from_static("5"));
+        return Ok(busy);
+    };
     Ok(
         match tokio::time::timeout(BODY_TIMEOUT, body::to_bytes(body, MAX_BODY_BYTES)).await {
             Ok(Ok(bytes)) => {
                 if let Some((session, call)) = cancelled_call(&parts, &bytes) {
                     tokio::spawn(async move { canceller.cancel(&session, &call).await });
                 }
-                next.run(Request::from_parts(parts, Body::from(bytes))).await
+                parts.extensions.insert(held.clone());
+                let answer = next.run(Request::from_parts(parts, Body::from(bytes))).await;
+                answer.map(|body| held.until_written(body))
             }
             Ok(Err(_)) => error_response(
                 StatusCode::PAYLOAD_TOO_LARGE,
@@ -146,4 +199,35 @@ fn cancelled_call(parts: &Parts, body: &[u8]) -> Option<(SessionId, CallKey)> {
     let user = parts.extensions.get::<Caller>().map(|caller| caller.0.name.as_str());
     let call = CallKey::new(user, &session, &request);
     Some((session, call))
+}
+
+#[cfg(test)]
+mod tests {
+    use cli_mcp_serving::listener::{self, Limits, Plain};
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::{TcpListener, TcpStream};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_kept_connection_is_closed_by_the_first_answer_after_the_stop() {
+        let stopping = CancellationToken::new();
+        let router = closing(Router::new().route("/", get(|| async { "served" })), stopping.clone());
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let (limits, never) = (Limits::default(), CancellationToken::new());
+        tokio::spawn(listener::serve(listener, Plain, router, limits, never, Duration::ZERO));
+        let mut kept = TcpStream::connect(address).await.unwrap();
+        let request = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n";
+        kept.write_all(request).await.unwrap();
+        let mut answer = Vec::new();
+        while !answer.ends_with(b"served") {
+            assert_ne!(kept.read_buf(&mut answer).await.unwrap(), 0, "it was closed");
+        }
+        stopping.cancel();
+        kept.write_all(request).await.unwrap();
+        let mut last = String::new();
+        kept.read_to_string(&mut last).await.unwrap();
+        assert!(last.contains("connection: close") && last.ends_with("served"), "{last}");
+    }
 }

@@ -5,6 +5,8 @@ pub mod activity;
 pub mod agent;
 pub mod allocation;
 pub mod audit;
+mod backoff;
+pub mod budget;
 pub mod call;
 pub mod cancellation;
 pub mod cluster;

@@ -1,5 +1,6 @@
 //! The program: from the command line to an exit code.
 
+mod clients;
 mod wiring;
 
 use std::process::ExitCode;

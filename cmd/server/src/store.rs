@@ -131,7 +131,7 @@ impl SandboxStore {
     }
 
     /// The sandboxes that carry a session's label, the one that everybody uses first: a claimed pod before a created
-    /// one, then by name; dead and terminating ones last.
+    /// one, then by name; dead, terminating and ended ones last.
     #[must_use]
     pub fn of_session(&self, session: &SessionId) -> Vec<Arc<Sandbox>> {
         let names = self.by_session.get(session).into_iter().flatten();
@@ -164,12 +164,7 @@ impl SandboxStore {
     /// Number of sessions that have a living sandbox.
     #[must_use]
     pub fn sessions(&self) -> usize {
-        let lives = |names: &BTreeSet<String>| {
-            names
-                .iter()
-                .any(|name| self.by_name.get(name).is_some_and(|s| s.usable()))
-        };
-        self.by_session.values().filter(|names| lives(names)).count()
+        self.by_session.values().filter(|names| self.any_usable(names)).count()
     }
 
     /// Number of ready pods of the pool.
@@ -208,9 +203,30 @@ impl SandboxStore {
         }
     }
 
+    /// A sandbox was marked as ended; the watch tells it later.
+    pub fn mark_ended(&mut self, sandbox: &Sandbox) {
+        if let Some(known) = self.by_name.get_mut(&sandbox.name)
+            && known.uid == sandbox.uid
+        {
+            Arc::make_mut(known).ended = true;
+        }
+    }
+
+    /// Whether the session has a living sandbox.
+    #[must_use]
+    pub fn has_sandbox(&self, session: &SessionId) -> bool {
+        let names = self.by_session.get(session);
+        names.is_some_and(|names| self.any_usable(names))
+    }
+
     /// Forgets why the session's earlier sandbox is gone.
     pub fn forget_loss(&mut self, session: &SessionId) {
         self.losses.take(session);
+    }
+
+    fn any_usable(&self, names: &BTreeSet<String>) -> bool {
+        let mut sandboxes = names.iter().filter_map(|name| self.by_name.get(name));
+        sandboxes.any(|sandbox| sandbox.usable())
     }
 
     fn reached(&mut self, pod: &Pod) {
@@ -278,7 +294,7 @@ impl SandboxStore {
         let Some(gone) = self.by_name.remove(name) else { return };
         if let Some(session) = &gone.session
             && !gone.ended
-            && !self.of_session(session).iter().any(|other| other.usable())
+            && !self.has_sandbox(session)
         {
             self.losses.record(session.clone(), gone.loss());
         }

@@ -9,8 +9,6 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use cli_mcp_sandbox::wire::ExecResult;
-use cli_mcp_serving::auth::Caller;
-use cli_mcp_serving::listener::Ends;
 use http::request::Parts;
 use rmcp::model::{
     CallToolRequestParams, CallToolResponse, CallToolResult, ContentBlock, ErrorData, Implementation, ListToolsResult,
@@ -19,11 +17,13 @@ use rmcp::model::{
 use rmcp::service::RequestContext;
 use rmcp::{RoleServer, ServerHandler};
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
 use tracing::{Instrument, Span, field, info_span};
 
 use self::progress::Progress;
 use crate::agent::Flight;
-use crate::audit::{Audit, Record};
+use crate::audit::{Audit, Identity, Record};
+use crate::budget::Held;
 use crate::call::{Runner, Trail};
 use crate::cancellation::{CallKey, RunningCall, RunningCalls};
 use crate::failure::Failure;
@@ -47,6 +47,8 @@ struct Inner {
     default_session: Option<SessionId>,
     /// Cancelled when calls must end because the process does.
     stop: CancellationToken,
+    /// Calls in progress; closed when no more are taken.
+    running: TaskTracker,
     /// HTTP calls in progress, for clients that cancel one by a request of its own.
     calls: RunningCalls,
     tool: Tool,
@@ -70,15 +72,23 @@ impl BashServer {
                 telemetry,
                 default_session,
                 stop,
+                running: TaskTracker::new(),
                 calls,
                 tool: definition::tool(),
             }),
         }
     }
 
+    /// Takes no more calls, and waits until those in progress have ended.
+    pub async fn finish(&self) {
+        self.inner.running.close();
+        self.inner.running.wait().await;
+    }
+
     async fn bash(&self, params: CallToolRequestParams, context: RequestContext<RoleServer>) -> CallToolResult {
+        let _running = self.inner.running.token();
         let started = Instant::now();
-        let mut record = Record::begin(self.caller(&context));
+        let mut record = Record::call(caller(&context));
         // The caller's span is its parent, whatever span the library handles the request in.
         let span = info_span!(
             parent: None,
@@ -116,20 +126,24 @@ impl BashServer {
         trace: TraceContext,
         record: &mut Record,
     ) -> Result<ExecResult, Failure> {
+        if self.inner.running.is_closed() {
+            return Err(Failure::ShuttingDown);
+        }
         let parts = context.extensions.get::<Parts>();
         let request = arguments::parse(params.arguments.unwrap_or_default())?;
-        record.command(&request.command);
+        record.command(self.inner.audit.shown(&request.command));
         let session = self.session(parts, context)?;
         record.session(&session);
         Span::current().record("session", session.as_str());
-        let flight = Flight::new(request, trace);
+        let held = parts.and_then(|parts| parts.extensions.get::<Held>().cloned());
+        let flight = Flight::new(request, trace, held.unwrap_or_default());
         let mut progress = context
             .meta
             .get_progress_token()
             .map(|token| Progress::new(context.peer.clone(), token));
         let mut trail = Trail::default();
         let call = parts.map(|_| {
-            let caller = self.caller(context).user;
+            let caller = caller(context).user;
             self.inner
                 .calls
                 .begin(CallKey::new(caller.as_deref(), &session, &context.id))
@@ -165,18 +179,12 @@ impl BashServer {
             (None, None) => self.inner.default_session.clone().ok_or(Failure::NoSession),
         }
     }
+}
 
-    fn caller(&self, context: &RequestContext<RoleServer>) -> crate::audit::Identity {
-        let extensions = context.extensions.get::<Parts>().map(|parts| &parts.extensions);
-        crate::audit::Identity {
-            user: extensions
-                .and_then(|extensions| extensions.get::<Caller>())
-                .map(|caller| caller.0.name.clone()),
-            address: extensions
-                .and_then(|extensions| extensions.get::<Ends>())
-                .map(|ends| ends.remote),
-        }
-    }
+/// Over stdio nobody says who calls.
+fn caller(context: &RequestContext<RoleServer>) -> Identity {
+    let parts = context.extensions.get::<Parts>();
+    parts.map(|parts| Identity::of(&parts.extensions)).unwrap_or_default()
 }
 
 async fn cancelled_by_notification(call: Option<&RunningCall>) {

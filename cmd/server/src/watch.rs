@@ -31,8 +31,32 @@ const SERVICE_NAME: &str = "kubernetes.io/service-name";
 /// How long a call waits for the gate's first LISTs after the server's start.
 const FIRST_LIST: Duration = Duration::from_secs(10);
 
+/// A client for watches and the LISTs that they begin with: one that says nothing for too long is begun anew. Without
+/// that, a request that is never answered would leave the store and the gate as they are, for ever and without a word.
+#[derive(Clone)]
+pub struct WatchClient(Client);
+
+impl WatchClient {
+    /// A client whose connections may be silent for so long, which must be longer than a watch in which nothing happens.
+    ///
+    /// # Errors
+    ///
+    /// When the configuration makes no client.
+    pub fn new(mut config: kube::Config, silence: Duration) -> Result<Self, kube::Error> {
+        config.read_timeout = Some(silence);
+        Client::try_from(config).map(Self)
+    }
+
+    /// The pods of a cluster's namespace, to be watched.
+    #[must_use]
+    pub fn pods(&self, cluster: &Cluster) -> Api<Pod> {
+        Api::namespaced(self.0.clone(), cluster.namespace())
+    }
+}
+
 /// Feeds the store until `shutdown` is cancelled.
 pub async fn sandboxes(
+    pods: Api<Pod>,
     cluster: Cluster,
     cache: Arc<SandboxCache>,
     agent: AgentClient,
@@ -41,7 +65,7 @@ pub async fn sandboxes(
     shutdown: CancellationToken,
 ) {
     let config = watcher::Config::default().labels(&cluster.selector());
-    let events = watcher(cluster.pods().clone(), config)
+    let events = watcher(pods, config)
         .default_backoff()
         .take_until(shutdown.cancelled_owned());
     let mut events = std::pin::pin!(events);
@@ -93,7 +117,7 @@ impl Gate {
     /// Begins to watch.
     #[must_use]
     pub fn watch(
-        client: &Client,
+        client: &WatchClient,
         namespace: &str,
         instance: &str,
         names: GateNames,
@@ -142,7 +166,11 @@ fn listed<K: Resource<DynamicType = ()> + Clone + 'static>(store: &Store<K>) -> 
     store.wait_until_ready().now_or_never().map(|_| store.state())
 }
 
-fn follow<K>((client, namespace): (&Client, &str), config: watcher::Config, shutdown: &CancellationToken) -> Store<K>
+fn follow<K>(
+    (client, namespace): (&WatchClient, &str),
+    config: watcher::Config,
+    shutdown: &CancellationToken,
+) -> Store<K>
 where
     K: Resource<Scope = NamespaceResourceScope, DynamicType = ()>
         + Clone
@@ -153,7 +181,7 @@ where
         + 'static,
 {
     let (store, writer) = reflector::store();
-    let api: Api<K> = Api::namespaced(client.clone(), namespace);
+    let api: Api<K> = Api::namespaced(client.0.clone(), namespace);
     let slim = watcher(api, config).map(|event| {
         event.map(|event| {
             event.modify(|object: &mut K| {
@@ -172,4 +200,58 @@ where
         }
     });
     store
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use axum::body::{Body, Bytes};
+    use axum::response::{IntoResponse, Response};
+    use serde_json::json;
+
+    use super::*;
+
+    /// An API server that never answers the first LIST nor the first watch.
+    async fn api() -> kube::Config {
+        let (lists, watches) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+        let router = axum::Router::new().fallback(move |request: axum::extract::Request| {
+            let watch = request.uri().query().is_some_and(|query| query.contains("watch=true"));
+            let nth = if watch { &watches } else { &lists }.fetch_add(1, Ordering::SeqCst);
+            async move {
+                if nth == 0 {
+                    std::future::pending::<()>().await;
+                }
+                if watch {
+                    let added = json!({"type": "ADDED", "object": {"apiVersion": "v1", "kind": "ConfigMap",
+                        "metadata": {"name": "routes", "resourceVersion": "2"}}});
+                    let event = Bytes::from(format!("{added}\n"));
+                    let event = futures::stream::iter([Ok::<_, std::convert::Infallible>(event)]);
+                    return Response::new(Body::from_stream(event.chain(futures::stream::pending())));
+                }
+                axum::Json(json!({"apiVersion": "v1", "kind": "ConfigMapList", "metadata": {"resourceVersion": "1"}, "items": []}))
+                    .into_response()
+            }
+        });
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        tokio::spawn(async move { axum::serve(listener, router).await });
+        kube::Config::new(url.parse().unwrap())
+    }
+
+    #[tokio::test]
+    async fn a_list_and_a_watch_that_are_never_answered_are_begun_anew() {
+        let client = WatchClient::new(api().await, Duration::from_millis(200)).unwrap();
+        let shutdown = CancellationToken::new();
+        let store = follow::<ConfigMap>((&client, "ns"), watcher::Config::default(), &shutdown);
+        let comes = async {
+            store.wait_until_ready().await.unwrap();
+            while store.state().is_empty() {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(60), comes)
+            .await
+            .expect("the watch waits for ever");
+    }
 }

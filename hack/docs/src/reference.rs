@@ -176,8 +176,8 @@ fn audit(repository: &Path) -> Result<String> {
     let mut text = "# Audit lines\n\n\
         One JSON object a line, on standard output beside the log (the server's on standard error over stdio). An address of a\n\
         sandbox and a time join the two: which command sent this API request?\n\n\
-        ## Server: one line a call\n\n\
-        Recognised by `\"audit\":\"call\"`. `--audit-commands` decides whether a command appears as its length and SHA-256, in\n\
+        ## Server: one line a call, and one a session that a client ends\n\n\
+        Recognised by `\"audit\":\"call\"` and `\"audit\":\"end\"`. `--audit-commands` decides whether a command appears as its length and SHA-256, in\n\
         full, or not at all.\n\n\
         | field | always | meaning |\n|---|---|---|\n"
         .to_owned();
@@ -212,13 +212,13 @@ fn audit(repository: &Path) -> Result<String> {
 /// The server's fields have names that say what they hold; these words say the rest.
 fn server_meaning(field: &str) -> &'static str {
     match field {
-        "audit" => "`call`",
+        "audit" => "`call`, or `end` for `DELETE /sessions/ID`",
         "time" => "when the call came, RFC 3339",
         "caller" => "who called",
         "session" => "the session, when the request named a valid one",
         "pod" => "the sandbox",
         "pod_ip" => "its address: `client` in the proxy's lines",
-        "outcome" => "`ok`, `nonzero_exit`, `timed_out`, or why there is no result",
+        "outcome" => "`ok`, `nonzero_exit`, `timed_out`, or why there is no result; of an `end` `ended`, or why not",
         "exit_code" => "of the command",
         "stdout_bytes" | "stderr_bytes" => "of the result, after cutting",
         "command_ms" => "how long the command ran",

@@ -9,7 +9,9 @@ pub mod logging;
 pub mod metrics;
 #[cfg(feature = "otlp")]
 pub mod otlp;
+mod places;
 pub mod probes;
 pub mod shutdown;
+mod stall;
 #[cfg(feature = "tls")]
 pub mod tls;

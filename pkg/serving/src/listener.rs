@@ -1,4 +1,5 @@
-//! An HTTP/1.1 listener with limits: on connections, on slow handshakes and headers, and on how long a shutdown may take.
+//! An HTTP/1.1 listener with limits: on connections, on slow handshakes, headers and readers, and on how long a shutdown
+//! may take.
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -22,6 +23,9 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tower::ServiceExt;
 
+use crate::places::Places;
+use crate::stall::Stalling;
+
 /// How long accepting pauses after an error such as too many open files.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
@@ -30,18 +34,24 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 pub struct Limits {
     /// Connections at one time; more wait to be accepted.
     pub connections: usize,
+    /// Connections at one time of one client address; more are closed at once.
+    pub per_client: usize,
     /// Time for the TLS handshake.
     pub handshake: Duration,
     /// Time for the head of a request, and for the first after a pause on a kept connection.
     pub headers: Duration,
+    /// How long a client may take nothing of what is written to it.
+    pub stall: Duration,
 }
 
 impl Default for Limits {
     fn default() -> Self {
         Self {
             connections: 2048,
+            per_client: 512,
             handshake: Duration::from_secs(10),
             headers: Duration::from_secs(75),
+            stall: Duration::from_secs(60),
         }
     }
 }
@@ -87,13 +97,18 @@ pub async fn serve(
     drain: Duration,
 ) {
     let permits = Arc::new(Semaphore::new(limits.connections));
+    let places = Places::new(limits.per_client);
     let connections = TaskTracker::new();
     let cut = CancellationToken::new();
     while let Some((connection, ends, permit)) = next(&listener, &permits, &shutdown).await {
+        let Some(place) = places.take(ends.remote.ip()) else {
+            tracing::debug!(remote = %ends.remote, "Closed a connection: its client has too many");
+            continue;
+        };
         let (accept, router) = (accept.clone(), router.clone());
         let (shutdown, cut) = (shutdown.clone(), cut.clone());
         connections.spawn(async move {
-            let _permit = permit;
+            let _held = (permit, place);
             tokio::select! {
                 () = cut.cancelled() => {}
                 () = one(connection, ends, accept, router, limits, shutdown) => {}
@@ -162,7 +177,7 @@ async fn one(
         http1::Builder::new()
             .timer(TokioTimer::new())
             .header_read_timeout(limits.headers)
-            .serve_connection(TokioIo::new(stream), service)
+            .serve_connection(TokioIo::new(Stalling::new(stream, limits.stall)), service)
     );
     let ended = tokio::select! {
         ended = serving.as_mut() => ended,
@@ -266,5 +281,50 @@ mod tests {
         let mut stream = TcpStream::connect(address).await.unwrap();
         let answer = exchange(&mut stream, "GET / HTTP/1.1\r\nx").await;
         assert!(answer.is_empty() || answer.starts_with("HTTP/1.1 408"), "{answer}");
+    }
+
+    #[tokio::test]
+    async fn a_client_with_too_many_connections_is_turned_away_until_one_ends() {
+        let limits = Limits {
+            per_client: 1,
+            ..Limits::default()
+        };
+        let router = Router::new().route("/", get(|| async { "served" }));
+        let (address, _shutdown, _server) = start(router, limits, Duration::ZERO).await;
+        let mut kept = TcpStream::connect(address).await.unwrap();
+        kept.write_all(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
+        kept.read_u8().await.unwrap();
+        let once = || async {
+            let mut stream = TcpStream::connect(address).await.unwrap();
+            let request = b"GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n";
+            let mut answer = String::new();
+            // A connection that is closed at once may fail to be written to or read from.
+            if stream.write_all(request).await.is_ok() {
+                let _ = stream.read_to_string(&mut answer).await;
+            }
+            answer
+        };
+        assert_eq!(once().await, "");
+        drop(kept);
+        while !once().await.ends_with("served") {}
+    }
+
+    #[tokio::test]
+    async fn a_client_that_reads_none_of_its_answers_is_let_go() {
+        let limits = Limits {
+            stall: Duration::from_millis(50),
+            ..Limits::default()
+        };
+        let router = Router::new().route("/", get(|| async { "x".repeat(64 * 1024) }));
+        let (address, shutdown, server) = start(router, limits, Duration::from_secs(600)).await;
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        // More than the buffers of both ends take.
+        let request = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n";
+        let pipelined = async { while stream.write_all(request).await.is_ok() {} };
+        tokio::time::timeout(Duration::from_secs(60), pipelined)
+            .await
+            .expect("the connection is never cut");
+        shutdown.cancel();
+        server.await.unwrap();
     }
 }

@@ -1,11 +1,14 @@
 //! Reading the answer to `/exec`: one object, or lines of output and the object last.
 
-use bytes::BytesMut;
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
 use cli_mcp_sandbox::wire::{ExecResult, StreamChunk, StreamLine};
 use http_body_util::BodyExt;
-use hyper::body::Incoming;
+use hyper::body::{Body, Incoming};
 
 use super::{AgentError, OutputSink, read};
+use crate::budget::{Held, SMALL_BYTES};
 
 /// The longest result: two streams at the largest limit that an agent is likely given, escaped.
 const MAX_RESULT_BYTES: usize = 64 * 1024 * 1024;
@@ -13,23 +16,51 @@ const MAX_RESULT_BYTES: usize = 64 * 1024 * 1024;
 /// The longest run of output that is handed on as one piece.
 const MAX_PIECE_BYTES: usize = 64 * 1024;
 
-pub(super) async fn plain(body: Incoming) -> Result<ExecResult, AgentError> {
+/// How long the end of a body may come after its result; a connection without it is not used again.
+const END: Duration = Duration::from_millis(100);
+
+pub(super) async fn plain(body: Incoming, held: &Held) -> Result<ExecResult, AgentError> {
+    // A length that is not told may be any.
+    if body
+        .size_hint()
+        .upper()
+        .is_none_or(|length| length > SMALL_BYTES as u64)
+    {
+        held.large_result().await;
+    }
     let body = read(body, MAX_RESULT_BYTES).await?;
     serde_json::from_slice(&body).map_err(|error| AgentError::Lost(format!("its answer is no result ({error})")))
 }
 
-/// Hands output on as it comes, and returns the last line.
-pub(super) async fn streamed(mut body: Incoming, sink: &mut impl OutputSink) -> Result<ExecResult, AgentError> {
+/// Hands output on as it comes, and returns the result with whether the body ended after it. One that is whole counts,
+/// whatever becomes of the connection behind it.
+pub(super) async fn streamed<B>(
+    mut body: B,
+    sink: &mut impl OutputSink,
+    held: &Held,
+) -> Result<(ExecResult, bool), AgentError>
+where
+    B: Body<Data = Bytes, Error: std::fmt::Display> + Unpin,
+{
     let mut lines = Lines::default();
-    let mut result = None;
+    let (mut result, mut counted) = (None, false);
     while let Some(frame) = body.frame().await {
         let frame = frame.map_err(|error| AgentError::Lost(error.to_string()))?;
         let Ok(data) = frame.into_data() else { continue };
         hand_on(lines.feed(&data)?, sink, &mut result).await;
+        if let Some(result) = result {
+            let ended = tokio::time::timeout(END, body.frame()).await;
+            return Ok((result, matches!(ended, Ok(None))));
+        }
+        if lines.buffer.len() > SMALL_BYTES && !counted {
+            counted = true;
+            held.large_result().await;
+        }
     }
     // An image of one's own may not end its last line, or not stream at all.
     hand_on(lines.feed(b"\n")?, sink, &mut result).await;
-    result.ok_or_else(|| AgentError::Lost("the stream ended before the result".to_owned()))
+    let result = result.ok_or_else(|| AgentError::Lost("the stream ended before the result".to_owned()))?;
+    Ok((result, true))
 }
 
 async fn hand_on(lines: Vec<StreamLine>, sink: &mut impl OutputSink, result: &mut Option<ExecResult>) {
@@ -119,6 +150,34 @@ mod tests {
             prop_assert_eq!(stderr, "!");
             prop_assert_eq!(result.map(|result| result.exit_code), Some(3));
         }
+    }
+
+    struct Nowhere;
+
+    impl OutputSink for Nowhere {
+        async fn chunk(&mut self, _chunk: StreamChunk) {}
+    }
+
+    #[tokio::test]
+    async fn a_whole_result_counts_although_the_connection_breaks_behind_it() {
+        let held = Held::default();
+        let broken = || Err(std::io::Error::other("reset by peer"));
+        let body = |frames| http_body_util::StreamBody::new(futures::stream::iter::<Vec<_>>(frames));
+        let data = |text: &'static str| Ok(hyper::body::Frame::data(Bytes::from_static(text.as_bytes())));
+
+        let (result, ended) = streamed(body(vec![data(BODY), broken()]), &mut Nowhere, &held)
+            .await
+            .unwrap();
+        assert_eq!(
+            (result.exit_code, ended),
+            (3, false),
+            "and its connection is not used again"
+        );
+        let (_, ended) = streamed(body(vec![data(BODY)]), &mut Nowhere, &held).await.unwrap();
+        assert!(ended);
+        let cut = body(vec![data(&BODY[..BODY.len() - 3]), broken()]);
+        let cut = streamed(cut, &mut Nowhere, &held).await;
+        assert!(matches!(cut, Err(AgentError::Lost(_))), "{cut:?}");
     }
 
     #[test]

@@ -1,18 +1,26 @@
 //! Decides between replicas that took different sandboxes for one session at once.
 //!
 //! Each first writes (claim or create) and then reads the session's sandboxes as they were at its own write or later, so of
-//! two replicas at least the one that wrote later sees both. Who sees another's sandbox gives up its own; nobody uses a
-//! sandbox before this. When both see both, both give up, and then leave the pool alone: the next attempt of both creates
-//! the one pod whose name follows from the session, which only one create can win. No command has been sent by then.
+//! two replicas at least the one that wrote later sees both. Who sees another's sandbox gives up its own. When both see
+//! both, both give up, and then leave the pool alone: the next attempt of both creates the one pod whose name follows from
+//! the session, which only one create can win. This replica sends no command before it has decided, and decides soon or
+//! not at all.
 //!
-//! The `/assign` comes after that and not at the same time. The agent's 503 until then is all that keeps a third replica,
-//! which knows the sandbox from its watch, from running a command in one that is given up a moment later.
+//! What nobody decided on (the replica died, its LIST came too late, its delete failed) is decided by whoever comes upon
+//! it, and by the same rule: with another sandbox beside it, it is given up.
+//!
+//! The `/assign` comes after the decision and not at the same time. The agent's 503 until then is all that keeps a third
+//! replica, which knows the sandbox from its watch, from running a command in one that is given up a moment later. A
+//! created pod has its session from the start, and only the time that it takes to start in place of that.
 
 use std::time::Duration;
 
+use tokio::time::Instant;
 use tracing::{Instrument, info_span};
 
 use super::{Allocator, Made};
+use crate::agent::AgentError;
+use crate::backoff::Backoff;
 use crate::cluster::{Cluster, ClusterError};
 use crate::failure::Failure;
 use crate::session::SessionId;
@@ -24,39 +32,121 @@ use crate::telemetry::Claim;
 /// milliseconds; one that lags does so since the API server has more to do than it can, and is not helped by a request more.
 const WATCH_LAGS: Duration = Duration::from_millis(500);
 
+/// How long after it began to write a replica may still decide. Later others may have decided in its place (see
+/// `OTHER_DECIDES`) and have run commands in what this one would end.
+const DECIDES: Duration = Duration::from_secs(2);
+
+/// What came of a sandbox that another replica left undecided.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TakenOver {
+    /// It is the session's: its agent can be asked again.
+    Kept,
+    /// It was ended: the session has another.
+    GivenUp,
+}
+
 impl Allocator {
-    /// Keeps what was just claimed or created, or gives it up.
-    pub(super) async fn settle(&self, mine: Sandbox, session: &SessionId) -> Result<Made, Failure> {
-        match rival(&self.cluster, &self.cache, &mine, session).await? {
-            None => {
-                if mine.claimed {
-                    self.assign_claimed(&mine, session).await?;
-                }
-                Ok(Made::Sandbox(mine.into()))
+    /// Keeps what was just claimed or created, or gives it up. `began` is the time before the write was sent.
+    pub(super) async fn settle(
+        &self,
+        mine: Sandbox,
+        session: &SessionId,
+        began: Instant,
+        deadline: Instant,
+    ) -> Result<Made, Failure> {
+        let rival = rival(&self.cluster, &self.cache, &mine, session);
+        match tokio::time::timeout_at(began + DECIDES, rival).await {
+            Err(_) => {
+                tracing::info!(mine = %mine.name, %session, "Left a sandbox undecided: neither the watch nor the API server told of others in time");
+                Ok(Made::Raced)
             }
-            Some(other) => {
-                tracing::info!(mine = %mine.name, %other, %session, "Gave up a sandbox: another server took one at the same time");
-                self.telemetry.claim(Claim::GivenUp);
-                self.cluster.end(&mine, "superseded").await?;
-                Ok(Made::GaveUp)
+            Ok(rival) => match rival? {
+                None if mine.claimed => self.assign_claimed(mine, session, deadline).await,
+                None => Ok(Made::Sandbox(mine.into())),
+                Some(other) => {
+                    tracing::info!(mine = %mine.name, %other, %session, "Gave up a sandbox: another server took one at the same time");
+                    self.telemetry.claim(Claim::GivenUp);
+                    // What stays is found by whoever comes upon it, see `take_over`.
+                    if let Err(error) = self.cluster.end(&mine, "superseded").await {
+                        tracing::warn!(pod = %mine.name, %error, "Failed to delete a sandbox that was given up");
+                    }
+                    Ok(Made::GaveUp)
+                }
+            },
+        }
+    }
+
+    /// Does what the replica that claimed this sandbox left undone: it is assigned, unless the session has another.
+    ///
+    /// # Errors
+    ///
+    /// When the API server does not answer or the agent refuses; nothing was decided.
+    pub async fn take_over(&self, left: &Sandbox, session: &SessionId) -> Result<TakenOver, Failure> {
+        let all = self.cluster.list(session).await?;
+        let Some(other) = other(all.iter(), left) else {
+            return match self.assign(left, session).await {
+                Ok(()) | Err(AgentError::NotReached(_) | AgentError::Lost(_)) => Ok(TakenOver::Kept),
+                Err(AgentError::Refused { message, .. }) => Err(Failure::NotReady(message)),
+            };
+        };
+        // Else it was assigned meanwhile, or is unavailable for another reason: commands may have run in it.
+        let assign = self.key.assign_token(&left.name);
+        if !matches!(self.agent.is_unassigned(left, &assign).await, Ok(true)) {
+            return Ok(TakenOver::Kept);
+        }
+        tracing::warn!(pod = %left.name, %other, %session, "Ended a sandbox that another server left undecided: the session has another");
+        self.cluster.end(left, "superseded").await?;
+        Ok(TakenOver::GivenUp)
+    }
+
+    /// Assigns a pod of the pool, however long it takes to be reached: policies that let this server in may be programmed
+    /// seconds after it started. Giving the same session twice is no error.
+    async fn assign_claimed(&self, mine: Sandbox, session: &SessionId, deadline: Instant) -> Result<Made, Failure> {
+        let mut backoff = Backoff::default();
+        loop {
+            let assign = self
+                .assign(&mine, session)
+                .instrument(info_span!("assign", otel.kind = "client", pod = %mine.name));
+            let error = match tokio::time::timeout_at(deadline, assign).await {
+                Ok(Ok(())) => return Ok(Made::Sandbox(mine.into())),
+                Ok(Err(error)) if is_final(&error) => return self.discard(&mine, &error).await,
+                Ok(Err(error)) => error,
+                Err(_) => AgentError::Lost("no answer to /assign".to_owned()),
+            };
+            if Instant::now() >= deadline {
+                return Err(Failure::NotReady(format!(
+                    "the sandbox that was taken from the pool did not answer ({error})"
+                )));
+            }
+            let gone = self.cache.wait_for(|store| {
+                let now = store.get(&mine.name).filter(|now| now.uid == mine.uid);
+                now.is_none_or(|now| !now.usable()).then_some(())
+            });
+            tokio::select! {
+                () = tokio::time::sleep(backoff.next()) => {}
+                () = gone => return self.discard(&mine, &error).await,
             }
         }
     }
 
-    async fn assign_claimed(&self, mine: &Sandbox, session: &SessionId) -> Result<(), Failure> {
-        let assign = self
-            .assign(mine, session)
-            .instrument(info_span!("assign", otel.kind = "client", pod = %mine.name));
-        let Err(error) = assign.await else {
-            return Ok(());
-        };
-        // A pool pod that does not take its session is of no use to anyone.
+    /// A pod of the pool that does not take its session is of no use to anyone.
+    async fn discard(&self, mine: &Sandbox, error: &AgentError) -> Result<Made, Failure> {
         tracing::warn!(pod = %mine.name, %error, "A sandbox of the pool could not be assigned and is deleted");
         self.cluster.end(mine, "unassignable").await?;
-        Err(Failure::NotReady(format!(
-            "the sandbox that was taken from the pool did not answer ({error})"
-        )))
+        Ok(Made::Useless)
     }
+
+    async fn assign(&self, sandbox: &Sandbox, session: &SessionId) -> Result<(), AgentError> {
+        let assign = self.key.assign_token(&sandbox.name);
+        self.agent
+            .assign(sandbox, &assign, &self.key.session_token(session.as_str()))
+            .await
+    }
+}
+
+/// Whether the agent answers the same however often it is asked.
+fn is_final(error: &AgentError) -> bool {
+    matches!(error, AgentError::Refused { status, .. } if !status.is_server_error())
 }
 
 /// Name of another living sandbox of the session, as of the write of `mine` or later. The watch tells it with our own write

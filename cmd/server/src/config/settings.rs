@@ -103,6 +103,8 @@ pub struct HttpSettings {
     pub allowed_hosts: Vec<String>,
     /// Further `Origin` values.
     pub allowed_origins: Vec<String>,
+    /// The most connections of one client address.
+    pub connections_per_client: usize,
 }
 
 /// Files of the listener's certificate.
@@ -263,6 +265,7 @@ fn http(cli: &Cli) -> Result<HttpSettings, ConfigError> {
         authorization: cli.authorization,
         allowed_hosts: non_empty_list(&cli.allowed_hosts),
         allowed_origins: non_empty_list(&cli.allowed_origins),
+        connections_per_client: cli.max_connections_per_client as usize,
     })
 }
 

@@ -11,13 +11,13 @@ use cli_mcp_serving::listener::{self, Limits, Plain};
 use cli_mcp_serving::tls::{Certificate, TlsAccept};
 use cli_mcp_serving::{probes, shutdown};
 use kube::Client;
-use kube::config::{KubeConfigOptions, Kubeconfig};
 use prometheus_client::registry::Registry;
 use rmcp::ServiceExt;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
 use super::Prepared;
+use super::clients::Clients;
 use crate::activity::Activity;
 use crate::agent::AgentClient;
 use crate::agent::dial::Dialer;
@@ -29,12 +29,12 @@ use crate::cluster::Cluster;
 use crate::config::Authorization;
 use crate::config::settings::{HttpSettings, Settings, Transport};
 use crate::health::ServerHealth;
-use crate::http::{Surface, router};
+use crate::http::{Surface, closing, router};
 use crate::session::SessionId;
 use crate::store::cache::SandboxCache;
 use crate::telemetry::Telemetry;
 use crate::tool::BashServer;
-use crate::watch::{self, Gate};
+use crate::watch::{self, Gate, WatchClient};
 
 /// How long new connections are still taken after SIGTERM: endpoints and load balancers learn of it later than the pod.
 const LAME_DUCK: Duration = Duration::from_secs(3);
@@ -49,13 +49,13 @@ pub(super) async fn serve(prepared: Prepared) -> anyhow::Result<()> {
         certificate,
         hosts,
     } = prepared;
-    let client = client(&settings).await?;
+    let Clients { plain: client, watches } = Clients::of(&settings).await?;
     let stopping = shutdown::on_signal().context("signals cannot be handled")?;
     let ended = CancellationToken::new();
     let _end = ended.clone().drop_guard();
 
     let mut registry = Registry::with_prefix("cli_mcp_server");
-    let parts = Parts::build(&settings, &client, &mut registry, &ended);
+    let parts = Parts::build(&settings, &client, &watches, &mut registry, &ended);
     let health = Arc::new(ServerHealth::new(
         parts.cluster.clone(),
         parts.cache.clone(),
@@ -68,11 +68,10 @@ pub(super) async fn serve(prepared: Prepared) -> anyhow::Result<()> {
         Transport::Stdio { session } => {
             let registry = Arc::new(registry);
             start_probes(&settings, registry, health, &ended).await?;
-            stdio(
-                parts.server(&settings, Destination::Stderr, session.clone(), ended.clone()),
-                stopping,
-            )
-            .await
+            let stop = CancellationToken::new();
+            let audit = Audit::new(settings.audit_commands, Destination::Stderr);
+            let server = parts.server(&settings, audit, session.clone(), stop.clone());
+            stdio(server, stopping, stop, settings.drain_timeout).await
         }
         Transport::Http(http) => {
             let guard = (http.authorization == Authorization::Kubernetes).then(|| {
@@ -83,16 +82,18 @@ pub(super) async fn serve(prepared: Prepared) -> anyhow::Result<()> {
             let registry = Arc::new(registry);
             start_probes(&settings, registry.clone(), health.clone(), &ended).await?;
             let stop = CancellationToken::new();
+            let audit = Audit::new(settings.audit_commands, Destination::Stdout);
             let surface = Surface {
-                server: parts.server(&settings, Destination::Stdout, None, stop.clone()),
+                server: parts.server(&settings, audit, None, stop.clone()),
                 allocator: parts.allocator.clone(),
+                audit,
                 health,
                 registry,
                 hosts: hosts.context("no host policy")?,
                 canceller: Canceller::new(parts.calls.clone(), parts.cluster.clone(), parts.cache.clone()),
             };
             let served = Served {
-                router: router(surface, guard),
+                router: closing(router(surface, guard), stopping.clone()),
                 certificate,
                 drain: settings.drain_timeout,
                 stop,
@@ -121,21 +122,6 @@ fn remedy(settings: &Settings) -> String {
     )
 }
 
-async fn client(settings: &Settings) -> anyhow::Result<Client> {
-    let config = match &settings.kubeconfig {
-        None => kube::Config::infer()
-            .await
-            .context("no cluster: give --kubeconfig, or run in a pod")?,
-        Some(file) => {
-            let kubeconfig = Kubeconfig::read_from(file).with_context(|| format!("--kubeconfig {}", file.display()))?;
-            kube::Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default())
-                .await
-                .with_context(|| format!("--kubeconfig {}", file.display()))?
-        }
-    };
-    Client::try_from(config).context("the Kubernetes client cannot be made")
-}
-
 /// What both transports share.
 struct Parts {
     cluster: Cluster,
@@ -148,7 +134,13 @@ struct Parts {
 }
 
 impl Parts {
-    fn build(settings: &Settings, client: &Client, registry: &mut Registry, ended: &CancellationToken) -> Self {
+    fn build(
+        settings: &Settings,
+        client: &Client,
+        watches: &WatchClient,
+        registry: &mut Registry,
+        ended: &CancellationToken,
+    ) -> Self {
         let cache = Arc::new(SandboxCache::of_owner(
             settings.owner.as_ref().map(|owner| owner.uid.clone()),
         ));
@@ -165,7 +157,7 @@ impl Parts {
         let activity = Activity::new(cluster.clone());
         let gate = settings.gate.clone().map(|names| {
             Gate::watch(
-                client,
+                watches,
                 &settings.template.namespace,
                 &settings.template.instance,
                 names,
@@ -183,6 +175,7 @@ impl Parts {
         ));
         let calls = RunningCalls::default();
         tokio::spawn(watch::sandboxes(
+            watches.pods(&cluster),
             cluster.clone(),
             cache.clone(),
             agent.clone(),
@@ -204,7 +197,7 @@ impl Parts {
     fn server(
         &self,
         settings: &Settings,
-        audit: Destination,
+        audit: Audit,
         session: Option<SessionId>,
         stop: CancellationToken,
     ) -> BashServer {
@@ -217,7 +210,6 @@ impl Parts {
             self.activity.clone(),
             self.telemetry.clone(),
         );
-        let audit = Audit::new(settings.audit_commands, audit);
         BashServer::new(runner, audit, self.telemetry.clone(), session, stop, self.calls.clone())
     }
 }
@@ -243,10 +235,16 @@ async fn start_probes(
     Ok(())
 }
 
-async fn stdio(server: BashServer, stopping: CancellationToken) -> anyhow::Result<()> {
+/// Serves one client until it leaves or the process is told to end; then the calls in progress have `drain` to end.
+async fn stdio(
+    server: BashServer,
+    stopping: CancellationToken,
+    stop: CancellationToken,
+    drain: Duration,
+) -> anyhow::Result<()> {
     // A client that closes the stream before it says anything has nothing to be told.
     let Some(started) = stopping
-        .run_until_cancelled(server.serve(rmcp::transport::stdio()))
+        .run_until_cancelled(server.clone().serve(rmcp::transport::stdio()))
         .await
     else {
         return Ok(());
@@ -258,13 +256,30 @@ async fn stdio(server: BashServer, stopping: CancellationToken) -> anyhow::Resul
             return Ok(());
         }
     };
-    let stop = running.cancellation_token();
+    let end = running.cancellation_token();
     let waiting = running.waiting();
     tokio::pin!(waiting);
     tokio::select! {
-        reason = &mut waiting => { reason.context("the stdio transport failed")?; }
-        () = stopping.cancelled() => {
+        reason = &mut waiting => {
+            reason.context("the stdio transport failed")?;
+            return Ok(());
+        }
+        () = stopping.cancelled() => {}
+    }
+    let ended = async {
+        if tokio::time::timeout(drain.saturating_sub(LAST_WORDS), server.finish())
+            .await
+            .is_err()
+        {
             stop.cancel();
+            server.finish().await;
+        }
+    };
+    tokio::select! {
+        reason = &mut waiting => { reason.context("the stdio transport failed")?; }
+        () = ended => {
+            // What the calls answered is still written.
+            end.cancel();
             waiting.await.context("the stdio transport failed")?;
         }
     }
@@ -308,12 +323,16 @@ impl Served {
             tokio::time::sleep(drain.saturating_sub(LAST_WORDS)).await;
             stop.cancel();
         });
+        let limits = Limits {
+            per_client: http.connections_per_client,
+            ..Limits::default()
+        };
         match self.certificate {
-            None => listener::serve(listener, Plain, self.router, Limits::default(), close, self.drain).await,
+            None => listener::serve(listener, Plain, self.router, limits, close, self.drain).await,
             Some(certificate) => {
                 let accept: TlsAccept = certificate.acceptor().context("TLS")?;
                 tokio::spawn(certificate.follow(ended.clone()));
-                listener::serve(listener, accept, self.router, Limits::default(), close, self.drain).await;
+                listener::serve(listener, accept, self.router, limits, close, self.drain).await;
             }
         }
         tracing::info!("Stopped");

@@ -58,9 +58,4 @@ impl SandboxCache {
             let _ = changes.changed().await;
         }
     }
-
-    /// Waits for the next change.
-    pub async fn next_change(&self) {
-        let _ = self.changed.subscribe().changed().await;
-    }
 }

@@ -1,6 +1,7 @@
 //! One sandbox as the server needs it, read from its pod: some hundred bytes in place of some kilobytes.
 
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use cli_mcp_api::labels;
 use cli_mcp_sandbox::pod;
@@ -106,10 +107,17 @@ impl Sandbox {
         })
     }
 
-    /// Whether a command may be sent to it, now or once it has started.
+    /// Whether a command may be sent to it, now or once it has started. One that is marked as ended may live on where its
+    /// deletion failed: whoever uses it would lose it without a word.
     #[must_use]
     pub fn usable(&self) -> bool {
-        matches!(self.phase, Phase::Starting(_) | Phase::Running)
+        !self.ended && matches!(self.phase, Phase::Starting(_) | Phase::Running)
+    }
+
+    /// Whether the store has another state of this sandbox by now, or none.
+    #[must_use]
+    pub fn changed(&self, now: Option<&Arc<Self>>) -> bool {
+        now.is_none_or(|now| now.uid != self.uid || now.resource_version != self.resource_version)
     }
 
     /// Why it is gone, for the session's next call.

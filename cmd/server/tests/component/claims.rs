@@ -1,10 +1,14 @@
 //! What a claim costs: how often it is lost, and how many requests to the API server it takes.
 
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use http::StatusCode;
 use serde_json::json;
 
-use crate::support::api::Cluster;
-use crate::support::pool::warm_pool;
-use crate::support::server::{LOCAL, Server, bash, begin, structured};
+use crate::support::api::{Cluster, Kubelet};
+use crate::support::pool::{fill_pool, label, spec_hash, warm_pool};
+use crate::support::server::{LOCAL, Server, bash, begin, eventually, structured};
 
 /// Requests about pods since then, but for watches.
 fn requests(cluster: &Cluster, since: usize) -> Vec<String> {
@@ -46,6 +50,15 @@ async fn twenty_first_calls_at_once_over_a_pool_of_twenty_lose_no_claim() {
 /// Of a pool of two, the pod that session `s1` tries first: the order depends on the names alone.
 const BEST: &str = "cli-mcp-demo-pool-1";
 const OTHER: &str = "cli-mcp-demo-pool-0";
+
+#[tokio::test]
+async fn the_api_servers_log_names_the_server() {
+    let cluster = Cluster::start().await;
+    let server = Server::start(&cluster, &[LOCAL]).await;
+    bash(&server.client("s1").await, "echo").await;
+    let expected = concat!("cli-mcp-server/", env!("CARGO_PKG_VERSION")).to_owned();
+    assert_eq!(cluster.user_agents(), BTreeSet::from([expected]));
+}
 
 #[tokio::test]
 async fn a_pod_whose_status_changed_unseen_is_looked_at_once_and_claimed() {
@@ -107,9 +120,7 @@ async fn another_replicas_sandbox_that_the_watch_did_not_tell_of_is_found_and_th
     warm_pool(&cluster, &[&server], 2).await;
     let client = server.client("s1").await;
     cluster.silence_watches();
-    let mut theirs = cluster.pod(OTHER);
-    theirs["metadata"]["labels"]["cli-mcp.redhat.com/session-id"] = json!("s1");
-    cluster.put("pods", theirs);
+    label(&cluster, OTHER, "s1");
     assert_eq!(structured(&bash(&client, "echo x").await)["stdout"], "x\n");
     let metrics = server.metrics().await;
     assert!(metrics.contains("{result=\"GivenUp\"} 1\n"), "{metrics}");
@@ -139,4 +150,108 @@ async fn two_replicas_whose_watches_are_silent_end_with_one_sandbox() {
     ran.sort();
     let sent: Vec<String> = (0..10).map(|n| format!("echo {n}")).collect();
     assert_eq!(ran, sent, "each command once");
+}
+
+#[tokio::test]
+async fn a_claim_that_was_written_and_answered_by_an_error_does_not_take_the_session_from_its_sandbox() {
+    let cluster = Cluster::start().await;
+    let server = Server::start(&cluster, &[LOCAL]).await;
+    warm_pool(&cluster, &[&server], 2).await;
+    let client = server.client("s1").await;
+    cluster.silence_watches();
+    label(&cluster, OTHER, "s1");
+    // The client library sends the claim again, and finds its own write in the way.
+    cluster.lose_next_answer("PATCH", BEST);
+    assert_eq!(structured(&bash(&client, "echo x").await)["stdout"], "x\n");
+    assert_eq!(cluster.ran(OTHER), ["echo x"]);
+    assert_eq!(cluster.assigned(), [OTHER]);
+}
+
+#[tokio::test]
+async fn a_sandbox_that_was_given_up_and_not_deleted_is_not_used() {
+    let cluster = Cluster::start().await;
+    let server = Server::start(&cluster, &[LOCAL]).await;
+    warm_pool(&cluster, &[&server], 2).await;
+    let client = server.client("s1").await;
+    cluster.silence_watches();
+    label(&cluster, OTHER, "s1");
+    cluster.refuse_next("DELETE", BEST, StatusCode::INTERNAL_SERVER_ERROR);
+    for n in ["1", "2"] {
+        assert_eq!(
+            structured(&bash(&client, &format!("echo {n}")).await)["stdout"],
+            format!("{n}\n")
+        );
+    }
+    assert_eq!(cluster.ran(OTHER), ["echo 1", "echo 2"]);
+}
+
+#[tokio::test]
+async fn who_decides_too_late_ends_nothing() {
+    let cluster = Cluster::start().await;
+    let server = Server::start(&cluster, &[LOCAL]).await;
+    warm_pool(&cluster, &[&server], 2).await;
+    let client = server.client("s1").await;
+    cluster.silence_watches();
+    label(&cluster, OTHER, "s1");
+    let listing = cluster.withhold("GET", "NotOlderThan");
+    let late = begin(&client, "echo late");
+    eventually("the list as of the claim is asked for", || {
+        cluster.requests().iter().any(|line| line.contains("NotOlderThan"))
+    })
+    .await;
+    // The other one is given up by whoever took it. A third replica finds this one, decides, and runs a command.
+    cluster.remove("pods", OTHER);
+    let third = Server::start(&cluster, &[LOCAL]).await;
+    let third = third.client("s1").await;
+    assert_eq!(structured(&bash(&third, "echo first").await)["stdout"], "first\n");
+    listing.cancel();
+    assert_eq!(structured(&late.await.unwrap())["stdout"], "late\n");
+    let mut ran = cluster.ran(BEST);
+    ran.sort();
+    assert_eq!(ran, ["echo first", "echo late"]);
+    assert!(cluster.pod(BEST)["metadata"]["deletionTimestamp"].is_null());
+}
+
+#[tokio::test]
+async fn a_pod_of_the_pool_that_cannot_be_reached_yet_is_waited_for() {
+    let cluster = Cluster::start().await;
+    let server = Server::start(&cluster, &[LOCAL]).await;
+    let hash = spec_hash(&cluster, &server).await;
+    cluster.kubelet(Kubelet::StartsDeaf);
+    fill_pool(&cluster, &hash, 1);
+    server.knows("cli_mcp_server_pool_ready 1\n").await;
+    let since = cluster.requests().len();
+    let client = server.client("s1").await;
+    let call = begin(&client, "echo x");
+    eventually("the pod is claimed", || cluster.unassigned().is_empty()).await;
+    // Long enough for the first attempts; a server that gives up after one has deleted the pod by then.
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    cluster.agents_listen();
+    assert_eq!(structured(&call.await.unwrap())["stdout"], "x\n");
+    let requests = requests(&cluster, since);
+    assert_eq!(count(&requests, "DELETE"), 0, "{requests:?}");
+    assert_eq!(cluster.ran("cli-mcp-demo-pool-0"), ["echo x"]);
+}
+
+#[tokio::test]
+async fn a_session_that_is_being_settled_takes_one_place() {
+    let cluster = Cluster::start().await;
+    let server = Server::start(&cluster, &[LOCAL, "--max-sessions=2"]).await;
+    warm_pool(&cluster, &[&server], 2).await;
+    let clients = [server.client("s1").await, server.client("s2").await];
+    cluster.silence_watches();
+    let listing = cluster.withhold("GET", "NotOlderThan");
+    let first = begin(&clients[0], "echo 1");
+    eventually("the first is being settled", || {
+        cluster.requests().iter().any(|line| line.contains("NotOlderThan"))
+    })
+    .await;
+    let second = begin(&clients[1], "echo 2");
+    eventually("the second has a pod", || {
+        cluster.unassigned().is_empty() || second.is_finished()
+    })
+    .await;
+    listing.cancel();
+    assert_eq!(structured(&second.await.unwrap())["stdout"], "2\n");
+    assert_eq!(structured(&first.await.unwrap())["stdout"], "1\n");
 }

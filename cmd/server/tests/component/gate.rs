@@ -5,7 +5,8 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use crate::support::api::{Cluster, Kubelet};
-use crate::support::server::{LOCAL, Server, bash, http, refusal, structured};
+use crate::support::pool::{fill_pool, label};
+use crate::support::server::{LOCAL, Server, bash, begin, http, refusal, structured};
 
 const PROXY: [&str; 5] = [
     "--proxy-service=cli-mcp-demo-proxy",
@@ -104,4 +105,27 @@ async fn the_gate_closes_with_any_precondition_and_assigned_sessions_go_on() {
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
     assert!(open, "the gate opens again");
+}
+
+#[tokio::test]
+async fn a_sandbox_that_came_while_a_call_waited_at_the_gate_is_used_and_not_cleared_away() {
+    let cluster = Cluster::start().await;
+    in_place(&cluster);
+    let listing = cluster.withhold("GET", "/networkpolicies");
+    let server = Server::start(&cluster, &PROXY).await;
+    let client = server.client("s1").await;
+    let call = begin(&client, "echo x");
+    // Long enough to come to the gate; a call that comes later finds the sandbox at once.
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    fill_pool(&cluster, "0000000000000000", 1);
+    let theirs = "cli-mcp-demo-pool-0";
+    server.knows("cli_mcp_server_pool_ready 1\n").await;
+    label(&cluster, theirs, "s1");
+    server.knows_sessions(1).await;
+    let since = cluster.requests().len();
+    listing.cancel();
+    assert_eq!(structured(&call.await.unwrap())["stdout"], "x\n");
+    assert_eq!(cluster.ran(theirs), ["echo x"]);
+    let requests = cluster.requests().split_off(since);
+    assert!(!requests.iter().any(|line| line.starts_with("DELETE")), "{requests:?}");
 }

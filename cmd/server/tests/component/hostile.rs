@@ -2,6 +2,8 @@
 
 use http::StatusCode;
 use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
 
 use crate::support::agent::HOSTILE;
 use crate::support::api::Cluster;
@@ -115,7 +117,53 @@ async fn requests_that_are_no_requests_are_answered_and_not_served() {
             String::from_utf8_lossy(&body[..body.len().min(40)])
         );
     }
-    let huge = post(vec![b' '; 9 << 20]).await.unwrap();
+    let huge = post(vec![b' '; (4 << 20) + 1]).await.unwrap();
     assert_eq!(huge.status(), StatusCode::PAYLOAD_TOO_LARGE);
     assert!(cluster.pods().is_empty());
+}
+
+/// A connection on which a request begins.
+async fn begun(server: &Server, head: &str) -> TcpStream {
+    let address = server.base.strip_prefix("http://").unwrap();
+    let mut stream = TcpStream::connect(address).await.unwrap();
+    stream.write_all(head.as_bytes()).await.unwrap();
+    stream
+}
+
+#[tokio::test]
+async fn large_requests_that_never_arrive_keep_no_small_one_out() {
+    let cluster = Cluster::start().await;
+    let server = Server::start(&cluster, &[LOCAL]).await;
+    let head =
+        "POST /mcp HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: 4194304\r\n\r\n{";
+    let mut begun_ones = Vec::new();
+    for _ in 0..8 {
+        begun_ones.push(begun(&server, head).await);
+    }
+    let large = || async {
+        let request = http().post(&server.url).body("x".repeat(128 * 1024));
+        request.send().await.unwrap()
+    };
+    let mut refused = large().await;
+    for _ in 0..20 {
+        if refused.status() == StatusCode::SERVICE_UNAVAILABLE {
+            break;
+        }
+        // Not all of them had come yet.
+        refused = large().await;
+    }
+    assert_eq!(refused.status(), StatusCode::SERVICE_UNAVAILABLE);
+    assert!(refused.headers().contains_key("retry-after"));
+    let client = server.client("s1").await;
+    assert_eq!(structured(&bash(&client, "echo x").await)["stdout"], "x\n");
+}
+
+#[tokio::test]
+async fn one_client_address_has_as_many_connections_as_the_flag_says() {
+    let cluster = Cluster::start().await;
+    let server = Server::start(&cluster, &[LOCAL, "--max-connections-per-client=2"]).await;
+    let _kept = [begun(&server, "GET").await, begun(&server, "GET").await];
+    let mut third = begun(&server, "GET /live HTTP/1.1\r\nhost: localhost\r\n\r\n").await;
+    // It is closed, and with a request that was not read that is an error.
+    assert_eq!(third.read(&mut [0]).await.unwrap_or(0), 0);
 }

@@ -8,7 +8,7 @@ use http::StatusCode;
 use serde_json::json;
 
 use crate::support::api::{Cluster, Kubelet};
-use crate::support::pool::{fill_pool, ready, spec_hash};
+use crate::support::pool::{fill_pool, label, ready, spec_hash};
 use crate::support::server::{LOCAL, Server, bash, begin, eventually, http, refusal, structured};
 
 #[tokio::test]
@@ -135,7 +135,7 @@ async fn a_command_whose_sandbox_dies_is_not_sent_again_and_the_session_goes_on(
 #[tokio::test]
 async fn delete_ends_a_session_without_a_word_of_loss() {
     let cluster = Cluster::start().await;
-    let servers = Server::replicas(&cluster).await;
+    let mut servers = Server::replicas(&cluster).await;
     let client = servers[0].client("s1").await;
     bash(&client, "echo").await;
     let delete = |id: &str| http().delete(format!("{}/sessions/{id}", servers[0].base)).send();
@@ -148,6 +148,51 @@ async fn delete_ends_a_session_without_a_word_of_loss() {
     let result = structured(&bash(&other, "echo new").await);
     assert_eq!(result["stdout"], "new\n");
     assert!(!result.contains_key("session_reset"), "{result:?}");
+    let audit = servers[0].audit_of("end").await;
+    assert_eq!((&audit["session"], &audit["outcome"]), (&json!("s1"), &json!("ended")));
+    assert!(audit["caller"]["address"].is_string(), "{audit}");
+}
+
+#[tokio::test]
+async fn a_session_whose_deletion_failed_half_way_begins_anew() {
+    let cluster = Cluster::start().await;
+    let server = Server::start(&cluster, &[LOCAL]).await;
+    let client = server.client("s1").await;
+    // A conflict says that another writer was faster, not that the pod is gone.
+    for refusal in [StatusCode::INTERNAL_SERVER_ERROR, StatusCode::CONFLICT] {
+        bash(&client, "echo").await;
+        let before = cluster.pods_of("s1")[0]["metadata"]["uid"].clone();
+        cluster.refuse_next("DELETE", "/pods/", refusal);
+        let deleted = http().delete(format!("{}/sessions/s1", server.base)).send();
+        assert_eq!(
+            deleted.await.unwrap().status(),
+            StatusCode::SERVICE_UNAVAILABLE,
+            "{refusal}"
+        );
+        let result = structured(&bash(&client, "echo new").await);
+        assert_eq!(result["stdout"], "new\n");
+        assert!(!result.contains_key("session_reset"), "the client asked for it");
+        assert_ne!(cluster.pods_of("s1")[0]["metadata"]["uid"], before, "{refusal}");
+    }
+}
+
+#[tokio::test]
+async fn a_sandbox_that_another_replica_left_undecided_does_not_take_the_session() {
+    let cluster = Cluster::start().await;
+    let servers = Server::replicas(&cluster).await;
+    let hash = spec_hash(&cluster, &servers[0]).await;
+    let (first, second) = (servers[0].client("s1").await, servers[1].client("s1").await);
+    bash(&first, "echo 1").await;
+    let used = cluster.pod_of("s1");
+    fill_pool(&cluster, &hash, 1);
+    servers[1].knows("cli_mcp_server_pool_ready 1\n").await;
+    // A claimed pod comes before a created one.
+    label(&cluster, POOL_POD, "s1");
+    servers[1].knows("cli_mcp_server_pool_ready 0\n").await;
+    let result = structured(&bash(&second, "echo 2").await);
+    assert_eq!(result["stdout"], "2\n");
+    assert_eq!(cluster.ran(&used), ["echo 1", "echo 2"]);
+    eventually("the undecided one is gone", || cluster.pods().len() == 1).await;
 }
 
 #[tokio::test]
@@ -274,12 +319,8 @@ async fn a_loss_is_not_forgotten_while_there_is_no_room_for_the_next_sandbox() {
     );
 }
 
-/// Gives a pod a session's label, as a claim does, and nothing more.
-fn label(cluster: &Cluster, pod: &serde_json::Value, session: &str) {
-    let mut pod = pod.clone();
-    pod["metadata"]["labels"]["cli-mcp.redhat.com/session-id"] = json!(session);
-    cluster.put("pods", pod);
-}
+/// The first pod of a pool.
+const POOL_POD: &str = "cli-mcp-demo-pool-0";
 
 #[tokio::test]
 async fn a_claim_that_a_dead_replica_left_half_done_is_finished() {
@@ -288,7 +329,7 @@ async fn a_claim_that_a_dead_replica_left_half_done_is_finished() {
     let hash = spec_hash(&cluster, &server).await;
     fill_pool(&cluster, &hash, 1);
     eventually("the pool is ready", || ready(&cluster) == 1).await;
-    label(&cluster, &cluster.pods()[0], "s1");
+    label(&cluster, POOL_POD, "s1");
     server.knows_sessions(1).await;
     let client = server.client("s1").await;
     assert_eq!(structured(&bash(&client, "echo on").await)["stdout"], "on\n");
@@ -296,19 +337,14 @@ async fn a_claim_that_a_dead_replica_left_half_done_is_finished() {
 }
 
 #[tokio::test]
-async fn a_pool_pod_that_does_not_take_its_session_is_removed() {
+async fn a_pool_pod_that_does_not_take_its_session_is_removed_and_the_call_goes_on() {
     let cluster = Cluster::start().await;
     let server = Server::start(&cluster, &[LOCAL]).await;
     let hash = spec_hash(&cluster, &server).await;
-    let other = HmacKey::new(&[8; 32]).unwrap().assign_token("cli-mcp-demo-pool-0");
-    cluster.add_pool_pod("cli-mcp-demo-pool-0", &hash, &other.digest().to_hex());
-    eventually("the pool is ready", || ready(&cluster) == 1).await;
+    let other = HmacKey::new(&[8; 32]).unwrap().assign_token(POOL_POD);
+    cluster.add_pool_pod(POOL_POD, &hash, &other.digest().to_hex());
+    server.knows("cli_mcp_server_pool_ready 1\n").await;
     let client = server.client("s1").await;
-    let text = refusal(&bash(&client, "echo").await);
-    assert!(
-        text.contains("taken from the pool") && text.contains("was not run"),
-        "{text}"
-    );
     assert_eq!(structured(&bash(&client, "echo on").await)["stdout"], "on\n");
     eventually("the useless pod is gone", || cluster.pods().len() == 1).await;
 }
@@ -319,7 +355,7 @@ async fn a_sandbox_of_another_key_says_how_to_go_on() {
     let server = Server::start(&cluster, &[LOCAL]).await;
     bash(&server.client("s1").await, "echo").await;
     // Its token is that of s1.
-    label(&cluster, &cluster.pods()[0], "s2");
+    label(&cluster, &cluster.pod_of("s1"), "s2");
     let server = Server::start(&cluster, &[LOCAL]).await;
     let client = server.client("s2").await;
     let text = refusal(&bash(&client, "echo").await);

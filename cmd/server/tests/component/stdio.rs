@@ -1,5 +1,8 @@
 //! The server's real binary as the child of an MCP client.
 
+use std::os::unix::fs::PermissionsExt;
+use std::time::Duration;
+
 use rmcp::ServiceExt;
 use rmcp::model::{CallToolRequestParams, ClientConfig, RequestMetaObject};
 use rmcp::transport::TokioChildProcess;
@@ -7,15 +10,16 @@ use serde_json::json;
 use tokio::process::Command;
 
 use crate::support::api::Cluster;
-use crate::support::server::{LOCAL, bash, flags, refusal, structured};
+use crate::support::server::{Client, LOCAL, bash, begin, eventually, flags, refusal, structured};
 
-async fn client(cluster: &Cluster, dir: &tempfile::TempDir, more: &[&str]) -> crate::support::server::Client {
+fn server(cluster: &Cluster, dir: &tempfile::TempDir, more: &[&str]) -> TokioChildProcess {
     let mut command = Command::new(env!("CARGO_BIN_EXE_server"));
     command.args(flags(dir, cluster)).arg(LOCAL).args(more);
-    ClientConfig::default()
-        .serve(TokioChildProcess::new(command).unwrap())
-        .await
-        .unwrap()
+    TokioChildProcess::new(command).unwrap()
+}
+
+async fn client(cluster: &Cluster, dir: &tempfile::TempDir, more: &[&str]) -> Client {
+    ClientConfig::default().serve(server(cluster, dir, more)).await.unwrap()
 }
 
 #[tokio::test]
@@ -47,4 +51,65 @@ async fn without_a_session_the_error_says_how_to_name_one() {
     let text = refusal(&bash(&client, "echo").await);
     assert!(text.contains("cli-mcp.redhat.com/session-id"), "{text}");
     client.cancel().await.unwrap();
+}
+
+async fn terminate(server: u32) {
+    let kill = Command::new("kill").arg(server.to_string()).status().await;
+    assert!(kill.unwrap().success());
+}
+
+#[tokio::test]
+async fn a_call_in_progress_ends_before_a_server_that_is_told_to() {
+    let (cluster, dir) = (Cluster::start().await, tempfile::tempdir().unwrap());
+    let server = server(&cluster, &dir, &["--session-id=s1"]);
+    let id = server.id().unwrap();
+    let client: Client = ClientConfig::default().serve(server).await.unwrap();
+    let call = begin(&client, "wait 3000");
+    eventually("the command runs", || cluster.ran_anywhere() == ["wait 3000"]).await;
+    terminate(id).await;
+    assert_eq!(structured(&call.await.unwrap())["stdout"], "waited\n");
+}
+
+#[tokio::test]
+async fn a_call_that_does_not_end_in_time_is_told_why() {
+    let (cluster, dir) = (Cluster::start().await, tempfile::tempdir().unwrap());
+    let server = server(&cluster, &dir, &["--session-id=s1", "--drain-timeout=1100ms"]);
+    let id = server.id().unwrap();
+    let client: Client = ClientConfig::default().serve(server).await.unwrap();
+    let call = begin(&client, "hang");
+    eventually("the command runs", || cluster.ran_anywhere() == ["hang"]).await;
+    terminate(id).await;
+    let text = refusal(&call.await.unwrap());
+    assert!(
+        text.starts_with("The server is shutting down, and the command"),
+        "{text}"
+    );
+}
+
+#[tokio::test]
+async fn a_credential_plugin_does_not_take_the_protocols_input() {
+    let (cluster, dir) = (Cluster::start().await, tempfile::tempdir().unwrap());
+    let plugin = dir.path().join("plugin");
+    let credential = json!({"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential", "status": {"token": "server"}});
+    std::fs::write(&plugin, format!("#!/bin/sh\ncat >/dev/null\necho '{credential}'\n")).unwrap();
+    std::fs::set_permissions(&plugin, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let mut kubeconfig: serde_json::Value = serde_json::from_str(&cluster.kubeconfig()).unwrap();
+    kubeconfig["users"][0]["user"] = json!({"exec": {
+        "apiVersion": "client.authentication.k8s.io/v1", "command": plugin, "interactiveMode": "IfAvailable",
+    }});
+    let own = dir.path().join("with-plugin");
+    std::fs::write(&own, kubeconfig.to_string()).unwrap();
+    let mut flags = flags(&dir, &cluster);
+    flags.retain(|flag| !flag.starts_with("--kubeconfig="));
+    let mut command = Command::new(env!("CARGO_BIN_EXE_server"));
+    command
+        .args(flags)
+        .arg(format!("--kubeconfig={}", own.display()))
+        .args([LOCAL, "--session-id=s1"]);
+    let client = ClientConfig::default().serve(TokioChildProcess::new(command).unwrap());
+    let client: Client = tokio::time::timeout(Duration::from_secs(60), client)
+        .await
+        .expect("the plugin waits for the protocol's input to end")
+        .unwrap();
+    assert_eq!(structured(&bash(&client, "echo x").await)["stdout"], "x\n");
 }

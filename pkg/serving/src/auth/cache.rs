@@ -19,7 +19,11 @@ pub(super) const TTL: Duration = Duration::from_secs(10);
 pub(super) const CAPACITY: usize = 4096;
 
 /// Questions to the API server at one time: a flood of made-up tokens must not become a flood of reviews.
-const QUESTIONS: usize = 16;
+pub(super) const QUESTIONS: usize = 16;
+
+/// How long a request waits until its question is asked: with an API server that hangs the queue is as long as there are
+/// connections.
+const TURN: Duration = Duration::from_secs(10);
 
 type TokenDigest = [u8; 32];
 
@@ -72,10 +76,15 @@ async fn remembered<K: Eq + Hash + Clone, V: Clone>(
     if let Some(answer) = known() {
         return Ok(answer);
     }
-    let _turn = questions
-        .acquire()
-        .await
-        .map_err(|error| ReviewError(error.to_string()))?;
+    let _turn = match tokio::time::timeout(TURN, questions.acquire()).await {
+        Ok(turn) => turn.map_err(|error| ReviewError(error.to_string()))?,
+        Err(_) => {
+            return Err(ReviewError(format!(
+                "{QUESTIONS} other reviews were not answered within {} s",
+                TURN.as_secs()
+            )));
+        }
+    };
     // Whoever waited may find that the one before asked the same.
     if let Some(answer) = known() {
         return Ok(answer);

@@ -9,7 +9,7 @@ use axum::{Extension, Router, middleware};
 use tokio::time::Instant;
 use tower::ServiceExt;
 
-use super::cache::{Answers, CAPACITY, TTL};
+use super::cache::{Answers, CAPACITY, QUESTIONS, TTL};
 use super::review::ReviewError;
 use super::*;
 
@@ -18,6 +18,7 @@ struct Asked {
     authentications: AtomicUsize,
     authorizations: Mutex<Vec<String>>,
     broken: AtomicBool,
+    hangs: AtomicBool,
 }
 
 #[derive(Clone, Default)]
@@ -26,6 +27,9 @@ struct Fake(Arc<Asked>);
 impl Review for Fake {
     async fn authenticate(&self, token: &str) -> Result<Option<User>, ReviewError> {
         self.0.authentications.fetch_add(1, Ordering::SeqCst);
+        if self.0.hangs.load(Ordering::SeqCst) {
+            std::future::pending::<()>().await;
+        }
         if self.0.broken.load(Ordering::SeqCst) {
             return Err(ReviewError("connection refused".into()));
         }
@@ -173,6 +177,23 @@ async fn many_requests_at_once_ask_little() {
         assert_eq!(request.await.unwrap(), StatusCode::OK);
     }
     assert!(fake.0.authentications.load(Ordering::SeqCst) <= 16);
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_waits_for_reviews_that_hang_is_told_so() {
+    let fake = Fake::default();
+    fake.0.hangs.store(true, Ordering::SeqCst);
+    let router = router(&fake, &mut Registry::default());
+    let (first, one_more) = (QUESTIONS, 1);
+    let mut requests = tokio::task::JoinSet::new();
+    for n in 0..first + one_more {
+        let router = router.clone();
+        requests.spawn(async move { send(&router, Method::GET, &[&format!("Bearer user-{n}")]).await });
+    }
+    let (response, body) = requests.join_next().await.unwrap().unwrap();
+    assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
+    assert!(body.contains("retry"), "{body}");
+    assert_eq!(fake.0.authentications.load(Ordering::SeqCst), QUESTIONS);
 }
 
 #[test]

@@ -1,22 +1,27 @@
 //! The API server and the kubelet.
 
+mod faults;
 mod reads;
+mod reviews;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use axum::body::Bytes;
-use axum::extract::{Path, Request, State};
+use axum::extract::{Path, State};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router, middleware};
 use http::StatusCode;
 use serde_json::{Value, json};
 use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
 
+use self::faults::Trap;
 use self::reads::{list_others, list_pods, read_pod};
+use self::reviews::{review_access, review_token};
 use super::agent::{Agent, Assigned};
 
 /// What the kubelet does with new pods.
@@ -24,6 +29,8 @@ use super::agent::{Agent, Assigned};
 pub(crate) enum Kubelet {
     /// Starts them.
     Starts,
+    /// Starts them, and their agents listen when they are told to.
+    StartsDeaf,
     /// Starts them, and their agents find the network open.
     StartsOpen,
     /// Cannot pull their image.
@@ -39,10 +46,12 @@ struct Inner {
     objects: BTreeMap<Object, Value>,
     log: Vec<(u64, &'static str, Object, Value)>,
     requests: Vec<String>,
+    user_agents: BTreeSet<String>,
     agents: BTreeMap<String, Agent>,
     kubelet: Kubelet,
     watches_are_silent: bool,
     pods_never_rest: bool,
+    traps: Vec<Trap>,
     tokens: BTreeMap<String, String>,
     rights: Vec<(String, String)>,
 }
@@ -55,6 +64,8 @@ pub(crate) struct Cluster {
     network: [u8; 2],
     next_ip: Arc<AtomicU32>,
     assigned: Assigned,
+    /// Cancelled: agents of [`Kubelet::StartsDeaf`] listen.
+    listen: CancellationToken,
     pub(crate) url: String,
 }
 
@@ -68,10 +79,12 @@ impl Cluster {
                 objects: BTreeMap::new(),
                 log: Vec::new(),
                 requests: Vec::new(),
+                user_agents: BTreeSet::new(),
                 agents: BTreeMap::new(),
                 kubelet: Kubelet::Starts,
                 watches_are_silent: false,
                 pods_never_rest: false,
+                traps: Vec::new(),
                 tokens: BTreeMap::new(),
                 rights: Vec::new(),
             })),
@@ -80,6 +93,7 @@ impl Cluster {
             network: [rand::random_range(1..=254), rand::random_range(0..=255)],
             next_ip: Arc::new(AtomicU32::new(1)),
             assigned: Assigned::default(),
+            listen: CancellationToken::new(),
             url,
         };
         let router = Router::new()
@@ -102,7 +116,7 @@ impl Cluster {
                 "/apis/authorization.k8s.io/v1/subjectaccessreviews",
                 post(review_access),
             )
-            .layer(middleware::from_fn_with_state(cluster.clone(), note))
+            .layer(middleware::from_fn_with_state(cluster.clone(), faults::meet))
             .with_state(cluster.clone());
         tokio::spawn(async move { axum::serve(listener, router).await.unwrap() });
         cluster
@@ -120,6 +134,11 @@ impl Cluster {
 
     pub(crate) fn kubelet(&self, kubelet: Kubelet) {
         self.lock().kubelet = kubelet;
+    }
+
+    /// Lets the agents of [`Kubelet::StartsDeaf`] listen.
+    pub(crate) fn agents_listen(&self) {
+        self.listen.cancel();
     }
 
     /// Watches bring nothing from now on, as with a connection that broke without a word.
@@ -234,6 +253,11 @@ impl Cluster {
         self.lock().requests.clone()
     }
 
+    /// How clients named themselves.
+    pub(crate) fn user_agents(&self) -> BTreeSet<String> {
+        self.lock().user_agents.clone()
+    }
+
     /// Marks a pod as failed, as an eviction does, and stops its agent.
     pub(crate) fn evict(&self, name: &str) {
         self.lock().agents.remove(name);
@@ -306,16 +330,16 @@ impl Cluster {
         let ip = format!("127.{}.{}.{n}", self.network[0], self.network[1]);
         let status = |phase: &str, ready: &str| json!({"phase": phase, "podIP": ip, "conditions": [{"type": "Ready", "status": ready}]});
         self.update_status(name, status("Pending", "False"));
+        if kubelet == Kubelet::StartsDeaf {
+            self.update_status(name, status("Running", "True"));
+            self.listen.cancelled().await;
+        }
         let agent = Agent::start(&ip, pod, kubelet == Kubelet::StartsOpen, self.assigned.clone()).await;
         self.lock().agents.insert(name.to_owned(), agent);
-        self.update_status(name, status("Running", "True"));
+        if kubelet != Kubelet::StartsDeaf {
+            self.update_status(name, status("Running", "True"));
+        }
     }
-}
-
-async fn note(State(cluster): State<Cluster>, request: Request, next: middleware::Next) -> Response {
-    let line = format!("{} {}", request.method(), request.uri());
-    cluster.lock().requests.push(line);
-    next.run(request).await
 }
 
 fn status(code: StatusCode, reason: &str) -> Response {
@@ -412,30 +436,4 @@ async fn delete_pod(State(cluster): State<Cluster>, Path((_, name)): Path<(Strin
         }
     });
     Json(terminating).into_response()
-}
-
-async fn review_token(State(cluster): State<Cluster>, Json(mut review): Json<Value>) -> Response {
-    let token = review["spec"]["token"].as_str().unwrap_or_default().to_owned();
-    let user = cluster.lock().tokens.get(&token).cloned();
-    review["status"] = match user {
-        Some(user) => json!({"authenticated": true, "user": {"username": user, "groups": ["system:authenticated"]}}),
-        None => json!({"authenticated": false, "error": "invalid bearer token"}),
-    };
-    Json(review).into_response()
-}
-
-async fn review_access(State(cluster): State<Cluster>, Json(mut review): Json<Value>) -> Response {
-    let spec = &review["spec"];
-    let attributes = &spec["resourceAttributes"];
-    let right = (
-        spec["user"].as_str().unwrap().to_owned(),
-        attributes["verb"].as_str().unwrap().to_owned(),
-    );
-    let ours = attributes["group"] == "cli-mcp.redhat.com"
-        && attributes["resource"] == "climcpinstances"
-        && attributes["subresource"] == "mcp"
-        && attributes["namespace"] == "ns"
-        && attributes["name"] == "demo";
-    review["status"] = json!({"allowed": ours && cluster.lock().rights.contains(&right)});
-    Json(review).into_response()
 }

@@ -2,6 +2,7 @@
 
 use cli_mcp_sandbox::token::HmacKey;
 use http::StatusCode;
+use serde_json::json;
 
 use super::api::Cluster;
 use super::server::{KEY, Server, bash, eventually, http};
@@ -31,6 +32,13 @@ pub(crate) async fn spec_hash(cluster: &Cluster, server: &Server) -> String {
     assert_eq!(deleted.status(), StatusCode::NO_CONTENT);
     eventually("the probe's pod is gone", || cluster.pods_of("probe").is_empty()).await;
     hash
+}
+
+/// Gives a pod a session's label, as a claim does, and nothing more.
+pub(crate) fn label(cluster: &Cluster, pod: &str, session: &str) {
+    let mut pod = cluster.pod(pod);
+    pod["metadata"]["labels"]["cli-mcp.redhat.com/session-id"] = json!(session);
+    cluster.put("pods", pod);
 }
 
 /// Number of pods that run.

@@ -96,12 +96,18 @@ impl Server {
         }
     }
 
-    /// The next audit line.
+    /// The next audit line of a call.
     pub(crate) async fn audit(&mut self) -> Value {
+        self.audit_of("call").await
+    }
+
+    /// The next audit line of this kind.
+    pub(crate) async fn audit_of(&mut self, kind: &str) -> Value {
         loop {
-            let line = self.lines.recv().await.expect("the server ended");
+            let line = tokio::time::timeout(Duration::from_secs(60), self.lines.recv()).await;
+            let line = line.expect("no audit line came").expect("the server ended");
             let line: Value = serde_json::from_str(&line).unwrap_or(Value::Null);
-            if line["audit"] == "call" {
+            if line["audit"] == kind {
                 return line;
             }
         }

@@ -1,0 +1,156 @@
+//! How much memory large requests and large results may take together. What is small is not counted: it is bounded by the
+//! listener's connections, and must not wait for who sends or takes much.
+
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use axum::body::{Body, Bytes};
+use hyper::body::{Frame, SizeHint};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+/// Up to this size nothing is counted.
+pub const SMALL_BYTES: usize = 64 * 1024;
+
+/// For request bodies. Of each there are up to four copies while it is read, and one while its command runs.
+const BODY_BYTES: usize = 32 * 1024 * 1024;
+
+/// For results, each counted as `RESULT_BYTES`: two streams at the agent's limit, escaped in the message.
+const ALL_RESULT_BYTES: usize = 32 * 1024 * 1024;
+const RESULT_BYTES: usize = 1024 * 1024;
+
+/// How long a request waits for memory before its client is told to come back.
+const TURN: Duration = Duration::from_secs(5);
+
+/// Bytes a permit.
+const UNIT: usize = 1024;
+
+/// The memory that all calls share.
+#[derive(Clone, Debug)]
+pub struct Budget {
+    bodies: Arc<Semaphore>,
+    results: Arc<Semaphore>,
+}
+
+impl Default for Budget {
+    fn default() -> Self {
+        Self {
+            bodies: Arc::new(Semaphore::new(BODY_BYTES / UNIT)),
+            results: Arc::new(Semaphore::new(ALL_RESULT_BYTES / UNIT)),
+        }
+    }
+}
+
+impl Budget {
+    /// The memory of a request with a body of at most this size, held until its answer is written; none when others hold it
+    /// for too long.
+    pub async fn request(&self, size: usize) -> Option<Held> {
+        let held = Held {
+            results: Some(self.results.clone()),
+            permits: Arc::default(),
+        };
+        if size > SMALL_BYTES {
+            let units = u32::try_from(size.min(BODY_BYTES).div_ceil(UNIT)).unwrap_or(u32::MAX);
+            let permit = self.bodies.clone().acquire_many_owned(units);
+            held.keep(tokio::time::timeout(TURN, permit).await.ok()?.ok()?);
+        }
+        Some(held)
+    }
+}
+
+/// What one call holds of the budget. Clones share it. Over stdio, where one client is served, nothing is counted.
+#[derive(Clone, Debug, Default)]
+pub struct Held {
+    results: Option<Arc<Semaphore>>,
+    permits: Arc<Mutex<Vec<OwnedSemaphorePermit>>>,
+}
+
+impl Held {
+    /// Waits for the memory of a large result. It comes: who holds it waits for nothing but its client, which the listener
+    /// gives up when it takes nothing.
+    pub async fn large_result(&self) {
+        let Some(results) = &self.results else { return };
+        let units = u32::try_from(RESULT_BYTES / UNIT).unwrap_or(u32::MAX);
+        if let Ok(permit) = results.clone().acquire_many_owned(units).await {
+            self.keep(permit);
+        }
+    }
+
+    /// An answer's body that holds this until it was written.
+    pub fn until_written(self, body: Body) -> Body {
+        Body::new(Holding { body, _held: self })
+    }
+
+    fn keep(&self, permit: OwnedSemaphorePermit) {
+        let mut permits = self.permits.lock().unwrap_or_else(PoisonError::into_inner);
+        permits.push(permit);
+    }
+}
+
+struct Holding {
+    body: Body,
+    _held: Held,
+}
+
+impl hyper::body::Body for Holding {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        Pin::new(&mut self.body).poll_frame(context)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures::FutureExt;
+
+    use super::*;
+
+    const LARGE: usize = 4 * 1024 * 1024;
+
+    #[tokio::test(start_paused = true)]
+    async fn large_requests_wait_for_each_other_and_small_ones_for_nobody() {
+        let budget = Budget::default();
+        let mut held = Vec::new();
+        for _ in 0..BODY_BYTES / LARGE {
+            held.push(budget.request(LARGE).await.unwrap());
+        }
+        assert!(budget.request(LARGE).await.is_none(), "and are told to come back");
+        assert!(budget.request(SMALL_BYTES).await.is_some());
+        // Its answer has been written.
+        let written = held.pop().unwrap().until_written(Body::from("x"));
+        assert!(budget.request(LARGE).await.is_none());
+        drop(written);
+        assert!(budget.request(LARGE).await.is_some());
+    }
+
+    #[tokio::test]
+    async fn large_results_wait_for_those_that_are_not_written_yet() {
+        let budget = Budget::default();
+        let mut held = Vec::new();
+        for _ in 0..ALL_RESULT_BYTES / RESULT_BYTES {
+            let call = budget.request(0).await.unwrap();
+            call.large_result().await;
+            held.push(call);
+        }
+        let next = budget.request(0).await.unwrap();
+        assert!(next.large_result().now_or_never().is_none());
+        held.pop();
+        assert!(next.large_result().now_or_never().is_some());
+        let stdio = Held::default();
+        assert!(stdio.large_result().now_or_never().is_some());
+    }
+}

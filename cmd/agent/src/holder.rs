@@ -19,6 +19,7 @@ use tokio::time::timeout;
 use crate::patience::Patience;
 use crate::processes::{self, Process};
 use crate::reaper::{Exit, Reaper};
+use crate::script::Channel;
 use crate::sys;
 
 /// The subcommand that the agent starts itself with.
@@ -44,6 +45,10 @@ pub enum Slot {
     Snapshot = 14,
     /// The script of the agent's own EXIT trap.
     ExitScript = 15,
+    /// Write end of the status pipe.
+    Status = 16,
+    /// Read end of the pipe that bash takes its lines from.
+    Control = 17,
 }
 
 /// The agent's side of the holder.
@@ -97,6 +102,15 @@ impl Holder {
     #[must_use]
     pub fn path(&self, slot: Slot) -> String {
         format!("/proc/{}/fd/{}", self.pid, slot as i32)
+    }
+
+    /// Where bash finds its own descriptors again.
+    #[must_use]
+    pub fn channel(&self) -> Channel {
+        Channel {
+            control: self.path(Slot::Control),
+            status: self.path(Slot::Status),
+        }
     }
 
     /// Puts descriptors into slots and waits until they are there. A holder that a command has stopped is let go on.

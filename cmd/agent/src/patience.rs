@@ -31,7 +31,7 @@ impl Patience {
             pid,
             time,
             begun: Instant::now(),
-            had_run: processes::process(pid).map_or(Duration::ZERO, |process| process.has_run),
+            had_run: processes::has_run(pid),
             looks: 0,
         }
     }

@@ -131,6 +131,7 @@ impl Input {
 pub struct CallPipes {
     command_write: Option<OwnedFd>,
     command_read: OwnedFd,
+    in_memory: bool,
     /// The call's stdout.
     pub stdout: Input,
     /// The call's stderr.
@@ -158,6 +159,7 @@ impl CallPipes {
         Ok(Self {
             command_write: Some(command_write),
             command_read,
+            in_memory: false,
             stdout,
             stderr,
         })
@@ -175,14 +177,27 @@ impl CallPipes {
         {
             return Ok(());
         }
+        self.in_memory = true;
         let memory = memory_file(command)?;
         holder.put(&[(Slot::Command, &memory)]).await
+    }
+
+    /// Reads on from both streams and forgets, until the last writer of each is gone.
+    pub fn drain_in_background(self) {
+        self.stdout.drain_in_background();
+        self.stderr.drain_in_background();
     }
 
     /// Whether bash never read the command: something of the user's answered in place of the sourcing builtin.
     #[must_use]
     pub fn command_unread(&self) -> bool {
         sys::readable_bytes(self.command_read.as_fd()) > 0
+    }
+
+    /// Whether that may be: nobody sees whether memory was read.
+    #[must_use]
+    pub fn command_may_be_unread(&self) -> bool {
+        self.in_memory || self.command_unread()
     }
 }
 

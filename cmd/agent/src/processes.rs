@@ -175,6 +175,25 @@ pub fn has_descriptor(pid: i32, number: i32) -> bool {
     !fs::read_link(format!("/proc/{pid}/fd/{number}")).is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
 }
 
+/// What a descriptor of a process leads to, as its link in `/proc` names it. None where it is not open, or may not be looked
+/// at.
+#[must_use]
+pub fn descriptor(pid: i32, number: u32) -> Option<PathBuf> {
+    fs::read_link(format!("/proc/{pid}/fd/{number}")).ok()
+}
+
+/// Whether a process sleeps in `wait4(2)`: then it has handled what signals it was sent.
+#[must_use]
+pub fn sleeps_in_wait(pid: i32) -> bool {
+    process(pid).is_some_and(|process| process.state == b'S') && waits_for_children(pid) == Some(true)
+}
+
+/// How long a process has run. None at all where it is gone.
+#[must_use]
+pub fn has_run(pid: i32) -> Duration {
+    process(pid).map_or(Duration::ZERO, |process| process.has_run)
+}
+
 /// The file mode creation mask of a process.
 #[must_use]
 pub fn umask(pid: i32) -> Option<u32> {

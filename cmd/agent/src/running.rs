@@ -17,6 +17,8 @@ use crate::sink::Sink;
 
 /// `exit_code` when the shell was killed from outside its own reckoning.
 pub(crate) const KILLED: ExitCode = 137;
+/// `$?` of a list that SIGINT has ended.
+const INTERRUPTED: ExitCode = 130;
 /// How long a shell may print its state while it ends itself.
 const LAST_WORDS: Duration = Duration::from_secs(3);
 /// When a running call is first looked at for a shell that is back at its prompt without having said so, and the
@@ -26,6 +28,8 @@ const MAX_SILENCE: Duration = Duration::from_secs(5);
 /// How long a command's status is looked for at once, giving way to bash each time. On a busy machine one such turn may take
 /// long, and is then the last.
 const QUICK_LOOKS: Duration = Duration::from_micros(100);
+/// How long process substitutions are listened to after their command.
+const LATE_WORDS: Duration = Duration::from_millis(250);
 /// Bytes of a streamed line at most, before JSON.
 const CHUNK_BYTES: usize = 16 << 10;
 
@@ -67,7 +71,7 @@ impl Running<'_> {
             crowd,
         } = self;
         let mut error_buffer = vec![0; 16 << 10];
-        let mut asked: Option<Nonce> = None;
+        let mut asked = Asked::Nothing;
         let mut silence = SILENCE;
         let mut look_at = Instant::now() + silence;
         let mut last_words: Option<Instant> = None;
@@ -94,10 +98,25 @@ impl Running<'_> {
                         return End::Shell(code);
                     }
                     if let Some(status) = shell.poll_status(nonce) {
-                        return End::Status(if asked.is_some() { recovered(status) } else { status });
+                        return End::Status(if asked.broken() { recovered(status) } else { status });
                     }
-                    if let Some(status) = asked.as_ref().and_then(|asked| shell.poll_status(asked)) {
-                        return End::Status(recovered(status));
+                    match asked.answer(shell) {
+                        Some(status) if matches!(asked, Asked::Least(_)) => {
+                            let again = Nonce::new();
+                            let (line, next) = if status.code == INTERRUPTED {
+                                let line = script::probe(&again, &shell.hazards, false, &shell.channel);
+                                (line, Asked::AfterInterrupt(again))
+                            } else {
+                                let line = script::recover(&again, &shell.hazards, &shell.channel);
+                                (line, Asked::AfterBreak(again))
+                            };
+                            if shell.write(&line).is_ok() {
+                                asked = next;
+                            }
+                        }
+                        Some(status) if asked.broken() => return End::Status(recovered(status)),
+                        Some(status) => return End::Status(Status { code: INTERRUPTED, ..status }),
+                        None => {}
                     }
                     if shell.ending_with().is_some() && last_words.is_none() {
                         last_words = Some(Instant::now() + LAST_WORDS);
@@ -128,18 +147,52 @@ impl Running<'_> {
                     if !shell.at_prompt() {
                         continue;
                     }
-                    if asked.is_some() {
-                        shell.signal(Signal::SIGKILL);
-                        shell.exit.wait().await;
-                        return End::Shell(KILLED);
-                    }
                     let again = Nonce::new();
-                    if shell.write(&script::recover(&again, &shell.hazards)).is_ok() {
-                        asked = Some(again);
+                    let (line, next) = match asked {
+                        Asked::Nothing => {
+                            let line = script::ask_least(&again, &shell.hazards, &shell.channel);
+                            (line.into_bytes(), Asked::Least(again))
+                        }
+                        Asked::Least(_) => {
+                            let line = script::recover(&again, &shell.hazards, &shell.channel);
+                            (line, Asked::AfterBreak(again))
+                        }
+                        Asked::AfterInterrupt(_) | Asked::AfterBreak(_) => {
+                            shell.signal(Signal::SIGKILL);
+                            shell.exit.wait().await;
+                            return End::Shell(KILLED);
+                        }
+                    };
+                    if shell.write(&line).is_ok() {
+                        asked = next;
                     }
                 }
             }
         }
+    }
+}
+
+/// What a shell was asked that is back at its prompt without having told its status, and by which nonce it will say so.
+enum Asked {
+    Nothing,
+    /// Only its status: the command may have interrupted it.
+    Least(Nonce),
+    /// All, since it was interrupted.
+    AfterInterrupt(Nonce),
+    /// What can be got from it, since its line was broken.
+    AfterBreak(Nonce),
+}
+
+impl Asked {
+    fn answer(&self, shell: &mut Shell) -> Option<Status> {
+        match self {
+            Self::Nothing => None,
+            Self::Least(nonce) | Self::AfterInterrupt(nonce) | Self::AfterBreak(nonce) => shell.poll_status(nonce),
+        }
+    }
+
+    fn broken(&self) -> bool {
+        matches!(self, Self::AfterBreak(_))
     }
 }
 
@@ -158,6 +211,39 @@ fn recovered(status: Status) -> Status {
         aliases: Some(true),
         time_unusable: true,
         ..status
+    }
+}
+
+/// Whether a command may start what goes on to write when bash is done with it, and is yet part of it: bash waits for no
+/// process substitution. Those that only a sourced file or a function names are not seen.
+pub(crate) fn may_write_late(command: &str) -> bool {
+    command.contains(">(")
+}
+
+/// Reads on until both streams have ended, and not for long: something else may hold them open.
+pub(crate) async fn hear_late(
+    pipes: &mut CallPipes,
+    buffer: &mut [u8],
+    stdout: &mut Capture,
+    stderr: &mut Capture,
+    sink: &mut Sink,
+) {
+    let mut error_buffer = vec![0; CHUNK_BYTES];
+    let timer = sleep_until(Instant::now() + LATE_WORDS);
+    tokio::pin!(timer);
+    while !(pipes.stdout.ended() && pipes.stderr.ended()) {
+        tokio::select! {
+            biased;
+            () = &mut timer => return,
+            count = pipes.stdout.read(&mut buffer[..CHUNK_BYTES]), if !pipes.stdout.ended() => {
+                stdout.push(&buffer[..count]);
+                sink.push(OutputStream::Stdout, &buffer[..count]);
+            }
+            count = pipes.stderr.read(&mut error_buffer), if !pipes.stderr.ended() => {
+                stderr.push(&error_buffer[..count]);
+                sink.push(OutputStream::Stderr, &error_buffer[..count]);
+            }
+        }
     }
 }
 

@@ -3,6 +3,7 @@
 use std::ffi::OsString;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use nix::errno::Errno;
@@ -16,7 +17,7 @@ use crate::holder::{Holder, Slot};
 use crate::pipes::{Input, memory_file};
 use crate::processes::{self, Process};
 use crate::reaper::{Exit, ExitCode, Reaper};
-use crate::script::{self, Before, Dialect, Hazards, Nonce, Status};
+use crate::script::{self, Before, Channel, Dialect, Hazards, Nonce, Status};
 use crate::snapshot::{self, PRINT_STATE, Snapshot};
 use crate::sys::{self, BashSpawn, ResourceLimit};
 
@@ -73,6 +74,11 @@ fn agent() -> i32 {
     i32::try_from(std::process::id()).unwrap_or(0)
 }
 
+/// What a descriptor of the agent's leads to, as its link in `/proc` names it.
+fn link(descriptor: &OwnedFd) -> Option<PathBuf> {
+    std::fs::read_link(format!("/proc/self/fd/{}", descriptor.as_raw_fd())).ok()
+}
+
 fn hear(noise: &mut Vec<u8>, bytes: &[u8]) {
     if noise.len() + bytes.len() > MAX_NOISE {
         noise.drain(..noise.len() / 2);
@@ -95,7 +101,13 @@ pub struct Shell {
     /// How it ended, once it has.
     pub exit: Exit,
     control: OwnedFd,
+    control_read: OwnedFd,
+    control_link: Option<PathBuf>,
     status: Input,
+    status_write: OwnedFd,
+    status_link: Option<PathBuf>,
+    /// The paths to both.
+    pub channel: Channel,
     noise: Vec<u8>,
     state_pipe: Input,
     state_bytes: Vec<u8>,
@@ -109,6 +121,10 @@ pub struct Shell {
     pub unrestored: Vec<usize>,
     /// What it does differently from other versions.
     pub dialect: Dialect,
+    /// Whether the running call was brought out of its `wait`, as far as that goes.
+    pub leaves_wait: bool,
+    /// Whether it can save what it puts back after the next command above the numbers that commands use.
+    pub has_room: bool,
 }
 
 impl Shell {
@@ -144,6 +160,8 @@ impl Shell {
                 (Slot::Script, &script),
                 (Slot::Snapshot, &state_write),
                 (Slot::ExitScript, &exit_script),
+                (Slot::Status, &status_write),
+                (Slot::Control, &control_read),
             ])
             .await?;
         let own_score = std::fs::read_to_string("/proc/self/oom_score_adj").ok();
@@ -157,8 +175,8 @@ impl Shell {
         let pid = sys::spawn_bash(BashSpawn {
             arguments: &[&ARGUMENTS[..], &["history"]].concat(),
             environment: &origin.environment,
-            control: control_read,
-            status: status_write,
+            control: control_read.try_clone()?,
+            status: status_write.try_clone()?,
             limits: &origin.limits,
             umask: origin.umask,
             oom_score_adj: (own_score + OOM_SCORE_STEP).min(1000),
@@ -168,7 +186,12 @@ impl Shell {
             pid,
             exit: reaper.watch(pid),
             control,
+            control_link: link(&control_read),
+            control_read,
             status,
+            status_link: link(&status_write),
+            status_write,
+            channel: holder.channel(),
             noise: Vec::new(),
             state_pipe,
             state_bytes: Vec::new(),
@@ -181,9 +204,16 @@ impl Shell {
             directory: Vec::new(),
             unrestored: Vec::new(),
             dialect: Dialect::default(),
+            leaves_wait: false,
+            has_room: true,
         };
         let nonce = Nonce::new();
-        shell.write(&script::startup(&nonce, &holder.path(Slot::Script), quiet))?;
+        shell.write(&script::startup(
+            &nonce,
+            &holder.path(Slot::Script),
+            quiet,
+            &shell.channel,
+        ))?;
         match shell.answer_or_prompt(&nonce, Instant::now() + START_TIMEOUT).await {
             Answer::Status(status) => {
                 shell.dialect = status.dialect;
@@ -212,8 +242,14 @@ impl Shell {
         let (state_pipe, state_write) = Input::pipe()?;
         let script = memory_file(PRINT_STATE.as_bytes())?;
         holder
-            .put(&[(Slot::Script, &script), (Slot::Snapshot, &state_write)])
+            .put(&[
+                (Slot::Script, &script),
+                (Slot::Snapshot, &state_write),
+                (Slot::Status, &self.status_write),
+                (Slot::Control, &self.control_read),
+            ])
             .await?;
+        self.channel = holder.channel();
         self.state_pipe = state_pipe;
         self.state_bytes.clear();
         Ok(())
@@ -269,9 +305,36 @@ impl Shell {
     /// Whether bash is outside of any command: during a call descriptor 0 is `/dev/null`, and else where its lines come from.
     #[must_use]
     pub fn reads_own_lines(&self) -> bool {
-        let link = |path: String| std::fs::read_link(path).ok();
-        let control = link(format!("/proc/self/fd/{}", self.control.as_raw_fd()));
-        control.is_some() && link(format!("/proc/{}/fd/0", self.pid)) == control
+        let input = processes::descriptor(self.pid, 0);
+        input.is_some() && input == self.control_link
+    }
+
+    /// Looks where the idle shell has room for what it saves during a call, and puts right what the last command has done to
+    /// the descriptors that lead there: in time for the call after the next at the latest.
+    pub fn look_for_room(&mut self) {
+        let bash = self.pid;
+        let null = processes::descriptor(bash, script::NULL);
+        let status = processes::descriptor(bash, script::STATUS);
+        let leads = status.is_some() && status == self.status_link;
+        let limit = sys::resource_limit(bash, sys::OPEN_DESCRIPTORS).map_or(0, |(_, soft, _)| soft);
+        let roomy = limit >= script::ROOM;
+        let mut mend = String::new();
+        let left = script::TELLING
+            .iter()
+            .any(|number| processes::descriptor(bash, *number).is_some());
+        // A bash that is not at its prompt yet may be about to close them itself: then this does nothing.
+        if left {
+            mend.push_str(&script::close_left(&self.hazards));
+        }
+        if roomy && !leads {
+            mend.push_str(&self.channel.keep_status(&self.hazards));
+        }
+        if roomy && null.is_none() {
+            mend.push_str(&script::keep_null(&self.hazards));
+        }
+        let mended = mend.is_empty() || self.write(mend.as_bytes()).is_ok();
+        let is_null = null.is_none_or(|null| null == Path::new("/dev/null"));
+        self.has_room = roomy && is_null && mended;
     }
 
     /// Whether bash waits for input of its own again. A bash that only got no processor yet is not asleep, or has its line
@@ -295,7 +358,13 @@ impl Shell {
     pub fn poll_status(&mut self, nonce: &Nonce) -> Option<Status> {
         let Self { status, noise, .. } = self;
         status.read_waiting(&mut [0; 4096], |bytes| hear(noise, bytes));
-        script::find_status(&self.noise, nonce)
+        let status = script::find_status(&self.noise, nonce)?;
+        // A command that knows the nonce can say anything: bash itself says it from the agent's line.
+        if self.exit.code().is_none() && !self.reads_own_lines() && processes::descriptor(self.pid, 0).is_some() {
+            self.noise.clear();
+            return None;
+        }
+        Some(status)
     }
 
     /// Waits until something comes over the status pipe, a piece of a snapshot does, or bash ends.

@@ -130,6 +130,7 @@ fn end_of(child: Process) -> Option<bool> {
 pub async fn stop(shell: &mut Shell, scope: Scope<'_>, trapped: bool, call: &Nonce) -> Outcome {
     let nonce = Nonce::new();
     let hazards = shell.hazards.clone();
+    shell.leaves_wait = false;
     let quiet = hazards.aliased_keywords;
     let mut waits = 0;
     let mut reason = GivenUp::NoPrompt;
@@ -152,12 +153,12 @@ pub async fn stop(shell: &mut Shell, scope: Scope<'_>, trapped: bool, call: &Non
             if attempt == 0 {
                 shell.forget_noise();
             }
-            let had_run = has_run(shell.pid);
+            let had_run = processes::has_run(shell.pid);
             shell.signal(Signal::SIGINT);
             shell.signal(Signal::SIGCONT);
             if attempt == 0 {
                 // With `errexit` an interrupt ends the shell, which saves its state on the way out: then nobody reads this.
-                if let Err(error) = shell.write(&script::probe(&nonce, &hazards, quiet)) {
+                if let Err(error) = shell.write(&script::probe(&nonce, &hazards, quiet, &shell.channel)) {
                     tracing::debug!(%error, "The interrupted shell does not read");
                 }
             }
@@ -202,7 +203,7 @@ pub async fn stop(shell: &mut Shell, scope: Scope<'_>, trapped: bool, call: &Non
 /// Ends what a frozen bash may wait for by SIGINT, and all else but the `heedless`; leaves the bash where SIGINT ends its
 /// list. Else says why that cannot be.
 async fn interrupt_children(
-    shell: &Shell,
+    shell: &mut Shell,
     scope: Scope<'_>,
     frozen: &[Frozen],
     heedless: &[Identity],
@@ -220,8 +221,9 @@ async fn interrupt_children(
     Ok(())
 }
 
-/// Brings a frozen bash out of its `wait`, into the agent's trap, where SIGINT would end it there; else leaves it alone.
-async fn leave_wait(shell: &Shell) {
+/// Brings a frozen bash out of its `wait`, into the agent's trap, where SIGINT would end it there; else leaves it alone. One
+/// that waits for a child in the foreground comes to the trap when that has ended.
+async fn leave_wait(shell: &mut Shell) {
     let bash = shell.pid;
     if !shell.dialect.wait_is_fatal
         || shell.hazards.aliased_keywords
@@ -231,7 +233,12 @@ async fn leave_wait(shell: &Shell) {
         return;
     }
     shell.signal(script::LEAVE_WAIT);
+    shell.leaves_wait = true;
     shell.signal(Signal::SIGCONT);
+    come_to_trap(bash).await;
+}
+
+async fn come_to_trap(bash: i32) {
     let mut patience = Patience::new(bash, INTERRUPT_WAIT);
     while processes::has_descriptor(bash, 0) && !patience.is_over() {
         sleep(STEP).await;
@@ -245,7 +252,11 @@ async fn answer(shell: &mut Shell, nonce: &Nonce, had_run: Duration, has_childre
     let mut waits = 0;
     loop {
         let answer = shell.answer(nonce, Instant::now() + PROMPT_LOOK).await;
-        waits = if sleeps_in_wait(shell.pid) { waits + 1 } else { 0 };
+        waits = if processes::sleeps_in_wait(shell.pid) {
+            waits + 1
+        } else {
+            0
+        };
         let waits_on = has_children && waits == LOOKS_AT_WAIT;
         if answer != Answer::Nothing || patience.is_over() || waits_on || goes_on(shell.pid, had_run) {
             return answer;
@@ -253,25 +264,20 @@ async fn answer(shell: &mut Shell, nonce: &Nonce, had_run: Duration, has_childre
     }
 }
 
-/// Whether a process sleeps in `wait4(2)`: then it has handled what signals it was sent.
-fn sleeps_in_wait(pid: i32) -> bool {
-    processes::process(pid).is_some_and(|process| process.state == b'S')
-        && processes::waits_for_children(pid) == Some(true)
-}
-
-fn has_run(pid: i32) -> Duration {
-    processes::process(pid).map_or(Duration::ZERO, |process| process.has_run)
-}
-
 /// Whether an interrupted bash, which had run for so long before, works on its list.
 fn goes_on(bash: i32, had_run: Duration) -> bool {
-    has_run(bash).saturating_sub(had_run) >= PROMPT_WORK
+    processes::has_run(bash).saturating_sub(had_run) >= PROMPT_WORK
 }
 
 /// Ends a frozen bash that cannot be kept. Unless `silent` it may save its state first: an untrapped SIGVTALRM makes it run
 /// its EXIT trap, which is the agent's, from wherever it stands, an expansion or a loop, and nothing of the list after it.
 pub async fn end(shell: &mut Shell, scope: Scope<'_>, silent: bool) {
     if !silent {
+        if shell.leaves_wait {
+            // A bash that has both to handle at once handles neither. In the trap its list does not go on.
+            shell.signal(Signal::SIGCONT);
+            come_to_trap(shell.pid).await;
+        }
         shell.signal(Signal::SIGVTALRM);
         shell.signal(Signal::SIGCONT);
         let mut patience = Patience::new(shell.pid, SAVE_BEGIN);

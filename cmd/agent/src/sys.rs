@@ -33,6 +33,9 @@ pub const WAITING_SIGNALS: u32 = libc::RLIMIT_SIGPENDING;
 /// The resource that is processes and threads of this user.
 pub const PROCESSES: u32 = libc::RLIMIT_NPROC;
 
+/// The resource that is open descriptors of a process.
+pub const OPEN_DESCRIPTORS: u32 = libc::RLIMIT_NOFILE;
+
 /// Every resource limit that Linux has.
 const RESOURCES: u32 = 16;
 

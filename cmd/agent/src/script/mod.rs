@@ -1,15 +1,19 @@
 //! The lines that the agent writes to bash. Text only; nothing here runs.
 //!
 //! Everything rests on keywords, assignments and backslashed names, so that a user's functions and aliases called like
-//! builtins change nothing (case 51). Bash's own standard error is the status pipe: the null command after `time` prints
-//! `TIMEFORMAT` there, needs no redirection, runs no trap, and is not traced. During a call that descriptor is replaced
-//! by the call's stderr, so that no child ever inherits it.
+//! builtins change nothing (case 51). The null command after `time` prints `TIMEFORMAT` to the status pipe: it runs no trap,
+//! and is not traced. Around the command standard error is that pipe, so that traces and traps of what the agent asks for
+//! are not heard; in it, it is the call's stderr, so that no child ever inherits the pipe.
 
+mod call;
+mod channel;
 mod status;
 
 use nix::sys::signal::Signal;
 
-use self::status::{Asked, report};
+pub use self::call::{CallPaths, Form, call};
+pub use self::channel::{Channel, NULL, ROOM, STATUS, TELLING, close_left, keep_null};
+use self::status::{Asked, report, report_here};
 pub use self::status::{Dialect, Status, find_status};
 use crate::snapshot::print_shadows;
 
@@ -31,9 +35,6 @@ impl Default for Nonce {
     }
 }
 
-/// `TIMEFORMAT` as bash behaves without one, quoted.
-const DEFAULT_TIMEFORMAT: &str = r"$'\nreal\t%3lR\nuser\t%3lU\nsys\t%3lS'";
-
 /// Variables that make an idle bash act on its own: taken away between calls and put back for each (case 55, `TMOUT`).
 /// Each value is quoted for bash, empty when the user has set none.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -47,7 +48,7 @@ const STASHED: [&str; 5] = ["TIMEFORMAT", "PS0", "PS1", "PS2", "TMOUT"];
 /// What the wrapper must know about the shell's state to be safe from it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Hazards {
-    /// Functions that shadow `.`, `builtin`, `command`.
+    /// Functions that shadow `.`, `builtin`, `command`, `exec`.
     pub shadowed: Vec<String>,
     /// `TIMEFORMAT` cannot be set.
     pub time_unusable: bool,
@@ -78,10 +79,14 @@ pub fn contains(text: &[u8], word: &[u8]) -> bool {
 }
 
 impl Hazards {
+    fn shadows(&self, name: &str) -> bool {
+        self.shadowed.iter().any(|other| other == name)
+    }
+
     /// Whether functions of the user's stand in for every way to source a file.
     #[must_use]
     pub fn no_way_to_source(&self) -> bool {
-        self.shadowed.len() >= 3
+        [".", "builtin", "command"].iter().all(|name| self.shadows(name))
     }
 }
 
@@ -121,132 +126,60 @@ pub fn quote_bytes(text: &[u8]) -> Vec<u8> {
     quoted
 }
 
-/// The paths by which bash reaches a call's command and output.
-#[derive(Clone, Debug)]
-pub struct CallPaths {
-    /// The command's bytes.
-    pub command: String,
-    /// Its standard output.
-    pub stdout: String,
-    /// Its standard error.
-    pub stderr: String,
-}
-
-/// The line that runs one call, whose text is `command`: `!` keeps `errexit` and the ERR trap away from the sourcing
-/// command itself, whose true status stays in `PIPESTATUS`. Where `!` would keep `errexit` away from the command's own text
-/// as well, a shell in which it is left set ends with a call that fails.
-#[must_use]
-pub fn call(
-    nonce: &Nonce,
-    before: &Before,
-    hazards: &Hazards,
-    dialect: Dialect,
-    command: &[u8],
-    paths: &CallPaths,
-) -> Vec<u8> {
-    let mut line = Vec::with_capacity(768);
-    if before.flags.contains(['e', 'u']) {
-        line.extend_from_slice(b"\\set +eu; ");
-    }
-    for (name, value) in STASHED.iter().zip(&before.stash.values) {
-        let always = *name == "TIMEFORMAT" && !hazards.time_unusable;
-        if !value.is_empty() {
-            line.extend_from_slice(unless_readonly(name).as_bytes());
-        }
-        if !value.is_empty() || always {
-            line.extend_from_slice(name.as_bytes());
-            line.push(b'=');
-            line.extend_from_slice(if value.is_empty() {
-                DEFAULT_TIMEFORMAT.as_bytes()
-            } else {
-                value
-            });
-            line.extend_from_slice(b"; ");
-        }
-    }
-    if !before.stash.prompt_command.is_empty() {
-        line.extend_from_slice(unless_readonly("PROMPT_COMMAND").as_bytes());
-        line.extend_from_slice(b"PROMPT_COMMAND=(");
-        line.extend_from_slice(&before.stash.prompt_command);
-        line.extend_from_slice(b"); ");
-    }
-    if before.aliases == Some(true) {
-        line.extend_from_slice(b"\\shopt -s expand_aliases; ");
-    }
-    // In a list before its end a failure sets `$?` and triggers nothing.
-    match before.code {
-        0 => {}
-        1 => line.extend_from_slice(b"[[ '' ]] && [[ x ]]; "),
-        code => line.extend_from_slice(format!("(\\exit {code}) && [[ x ]]; ").as_bytes()),
-    }
-    let switch_off = hazards.aliased_keywords || mentions_aliases(command);
-    let asked = Asked {
-        guarded: hazards.time_at_risk || contains(command, b"TIMEFORMAT"),
-        with_options: switch_off,
-        with_version: false,
-    };
-    let dot = source_builtin(hazards);
-    let CallPaths {
-        command,
-        stdout,
-        stderr,
-    } = paths;
-    let negation = if dialect.negation_exempts { "" } else { "! " };
-    let run = format!(
-        "{negation}{dot} {command} </dev/null >{stdout} 2>{stderr}; {}",
-        report(nonce, hazards, asked)
-    );
-    line.extend_from_slice(run.as_bytes());
-    if switch_off {
-        line.extend_from_slice(b"; ");
-        line.extend_from_slice(ALIASES_OFF.as_bytes());
-    }
-    line.push(b'\n');
-    line
-}
-
-/// Begins an assignment that is not tried on a variable which could not be taken away either, and so needs no putting back.
-fn unless_readonly(name: &str) -> String {
-    format!("[[ ${{{name}@a}} == *r* ]] || ")
-}
-
-fn source_builtin(hazards: &Hazards) -> &'static str {
-    let shadowed = |name: &str| hazards.shadowed.iter().any(|other| other == name);
-    if !shadowed(".") {
-        r"\."
-    } else if !shadowed("builtin") {
-        r"\builtin ."
+/// A way to run a builtin that no function stands in for, where there is one.
+fn builtin(hazards: &Hazards, name: &str) -> String {
+    if !hazards.shadows(name) {
+        format!(r"\{name}")
+    } else if !hazards.shadows("builtin") {
+        format!(r"\builtin {name}")
     } else {
-        r"\command ."
+        format!(r"\command {name}")
     }
 }
 
 /// The line that only asks for a status, after an interrupt. `quiet`: aliases may be called like keywords.
 #[must_use]
-pub fn probe(nonce: &Nonce, hazards: &Hazards, quiet: bool) -> Vec<u8> {
+pub fn probe(nonce: &Nonce, hazards: &Hazards, quiet: bool, channel: &Channel) -> Vec<u8> {
     let first = if quiet {
         format!("{ALIASES_OFF}\n")
     } else {
         String::new()
     };
-    format!("{first}{}\n", report(nonce, hazards, Asked::default())).into_bytes()
+    // Twice, since the first follows a prompt of the user's on its line.
+    format!(
+        "{first}{{ {}; time; }} 2>{}\n",
+        report_here(nonce, hazards, Asked::default(), channel),
+        channel.status
+    )
+    .into_bytes()
+}
+
+/// Asks for `$?` in the way that needs least.
+#[must_use]
+pub fn ask_least(nonce: &Nonce, hazards: &Hazards, channel: &Channel) -> String {
+    let least = Hazards {
+        time_unusable: true,
+        ..hazards.clone()
+    };
+    format!("\n{}\n", report(nonce, &least, Asked::default(), channel))
 }
 
 /// The lines for a bash that is back at its prompt without having said so: what the last command left behind has broken
 /// the wrapper. The first may be lost to a parser that is still inside an unclosed `[[`. The bare `time` says again what
 /// `TIMEFORMAT` holds, where only the keyword was taken over; the last asks in the way that needs least.
 #[must_use]
-pub fn recover(nonce: &Nonce, hazards: &Hazards) -> Vec<u8> {
-    let least = Hazards {
-        time_unusable: true,
-        ..hazards.clone()
-    };
-    format!("\n{ALIASES_OFF}\ntime\n{}\n", report(nonce, &least, Asked::default())).into_bytes()
+pub fn recover(nonce: &Nonce, hazards: &Hazards, channel: &Channel) -> Vec<u8> {
+    format!(
+        "\n{ALIASES_OFF}\n{{ time; }} 2>{}\n{}",
+        channel.status,
+        ask_least(nonce, hazards, channel)
+    )
+    .into_bytes()
 }
 
 /// The line that reads a start-up or restore script; `quiet` as for [`probe`].
 #[must_use]
-pub fn startup(nonce: &Nonce, script: &str, quiet: bool) -> Vec<u8> {
+pub fn startup(nonce: &Nonce, script: &str, quiet: bool, channel: &Channel) -> Vec<u8> {
     let asked = Asked {
         with_options: quiet,
         with_version: true,
@@ -258,9 +191,11 @@ pub fn startup(nonce: &Nonce, script: &str, quiet: bool) -> Vec<u8> {
         String::new()
     };
     let forget = format!("[[ ${{{FAILED_FUNCTIONS}+x}} ]] && \\unset -v {FAILED_FUNCTIONS}");
+    let none = Hazards::default();
     format!(
-        "\\. {script} </dev/null; {}; {forget}{last}\n",
-        report(nonce, &Hazards::default(), asked)
+        "{}\\. {script} </dev/null; {}; {forget}{last}\n",
+        keep_null(&none),
+        report_here(nonce, &none, asked, channel)
     )
     .into_bytes()
 }
@@ -275,7 +210,7 @@ const ENTER_POSIX: &str = "CLI_MCP_B=$BASHOPTS CLI_MCP_S=$SHELLOPTS POSIXLY_CORR
 /// `$CLI_MCP_X`; leaves by the script.
 fn snapshot_body(script: &str) -> String {
     format!(
-        "\\set +euxvET; {}\\unset -f printf enable; \
+        "\\set +euxvET; {}\\unset -f unset; \\unset -v POSIXLY_CORRECT; \\unset -f printf enable; POSIXLY_CORRECT=y; \
          \\enable {NEEDED}; \\printf \"BEGIN\\0%s\\0\" \"$CLI_MCP_X\"; \\trap -p; \\printf \"\\0\"; \\trap - DEBUG ERR RETURN EXIT; \\. {script}",
         print_shadows()
     )
@@ -288,11 +223,11 @@ pub const RESYNC: &str = ")\n";
 
 /// The lines that take a snapshot in a subshell: whatever happens there, the shell itself is not touched.
 #[must_use]
-pub fn snapshot(nonce: &Nonce, hazards: &Hazards, script: &str, output: &str) -> Vec<u8> {
+pub fn snapshot(nonce: &Nonce, hazards: &Hazards, script: &str, output: &str, channel: &Channel) -> Vec<u8> {
     let body = snapshot_body(script);
     format!(
         "{RESYNC}( CLI_MCP_X= {ENTER_POSIX}; {body} ) </dev/null >{output} 2>/dev/null; {}\n",
-        report(nonce, hazards, Asked::default())
+        report_here(nonce, hazards, Asked::default(), channel)
     )
     .into_bytes()
 }
@@ -334,100 +269,6 @@ pub fn exit_script(script: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn paths() -> CallPaths {
-        CallPaths {
-            command: "/c".into(),
-            stdout: "/o".into(),
-            stderr: "/e".into(),
-        }
-    }
-
-    #[test]
-    fn errexit_is_switched_off_and_the_last_status_put_back() {
-        let before = Before {
-            code: 42,
-            flags: "ehB".into(),
-            ..Before::default()
-        };
-        let line = call(
-            &Nonce("n".into()),
-            &before,
-            &Hazards::default(),
-            Dialect::default(),
-            b"x",
-            &paths(),
-        );
-        let line = String::from_utf8(line).unwrap();
-        assert!(line.starts_with("\\set +eu; TIMEFORMAT=$'"), "{line}");
-        assert!(
-            line.contains("(\\exit 42) && [[ x ]]; ! \\. /c </dev/null >/o 2>/e; "),
-            "{line}"
-        );
-    }
-
-    #[test]
-    fn a_function_called_dot_is_avoided() {
-        let hazards = Hazards {
-            shadowed: vec![".".into()],
-            ..Hazards::default()
-        };
-        let line = call(
-            &Nonce("n".into()),
-            &Before::default(),
-            &hazards,
-            Dialect::default(),
-            b"x",
-            &paths(),
-        );
-        assert!(String::from_utf8(line).unwrap().contains(r"! \builtin . /c"));
-    }
-
-    #[test]
-    fn what_a_command_names_is_minded() {
-        let line = |before: &Before, command: &str| {
-            let line = call(
-                &Nonce("n".into()),
-                before,
-                &Hazards::default(),
-                Dialect::default(),
-                command.as_bytes(),
-                &paths(),
-            );
-            String::from_utf8(line).unwrap()
-        };
-        assert!(!line(&Before::default(), "true").contains("expand_aliases"));
-        assert!(line(&Before::default(), "alias a=b").ends_with("; \\shopt -u expand_aliases\n"));
-        let off = Before {
-            aliases: Some(true),
-            ..Before::default()
-        };
-        assert!(line(&off, "true").contains("\\shopt -s expand_aliases; ! "));
-        assert!(line(&Before::default(), "readonly TIMEFORMAT").contains("&&1/0,16#n,"));
-    }
-
-    #[test]
-    fn the_dialect_follows_the_version() {
-        for (version, exempts) in [
-            ("5.0", false),
-            ("5.2", false),
-            ("5.3", true),
-            ("6.0", true),
-            ("", false),
-        ] {
-            assert_eq!(Dialect::of(version).negation_exempts, exempts, "{version}");
-        }
-        let new = Dialect::of("5.3");
-        let line = call(
-            &Nonce("n".into()),
-            &Before::default(),
-            &Hazards::default(),
-            new,
-            b"x",
-            &paths(),
-        );
-        assert!(String::from_utf8(line).unwrap().contains(r"; \. /c </dev/null"));
-    }
 
     #[test]
     fn quoting_survives_quotes() {

@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 
+use super::channel::Channel;
 use super::{FAILED_FUNCTIONS, Hazards, Nonce, STASHED, Stash};
 
 /// Separates the fields of a status line; `${x@Q}` never yields it.
@@ -24,6 +25,8 @@ pub struct Status {
     pub time_unusable: bool,
     /// What this bash does differently, where it was asked.
     pub dialect: Dialect,
+    /// The line has discarded itself, and nothing of the command has run.
+    pub refused: bool,
     /// The numbers of functions that a restore script could not bring back.
     pub unrestored: Vec<usize>,
 }
@@ -32,7 +35,7 @@ pub struct Status {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Dialect {
     /// Since 5.3 `!` keeps `errexit` away from all that the negated command runs, as POSIX.1-2024 has it.
-    pub(super) negation_exempts: bool,
+    pub negation_exempts: bool,
     /// Since 5.3 SIGINT ends an interactive shell that stands in `wait` inside a sourced file.
     pub wait_is_fatal: bool,
 }
@@ -64,20 +67,40 @@ pub(super) struct Asked {
 /// An arithmetic expansion that fails when `TIMEFORMAT` has an attribute: `64#0` makes a number of the attributes' letters.
 /// Its message shows the expression, and in it the nonce and the status; that of `${x:?}` would not do, since the status is
 /// forgotten before its words are expanded.
-fn guard(nonce: &str) -> String {
-    format!("$((64#0${{TIMEFORMAT+${{TIMEFORMAT@a}}}}&&1/0,{GUARD_MARK}{nonce},${{PIPESTATUS[0]}}))")
+fn guard(nonce: &Nonce) -> String {
+    format!(
+        "$((64#0${{TIMEFORMAT+${{TIMEFORMAT@a}}}}&&1/0,{GUARD_MARK}{},${{PIPESTATUS[0]}}))",
+        spelled(nonce)
+    )
+}
+
+/// A nonce in an expression whose error shows it. The line itself, which `set -v` shows before it runs, does not.
+fn spelled(nonce: &Nonce) -> String {
+    let (head, tail) = nonce.0.split_at(nonce.0.len() / 2);
+    format!("{head}${{_+}}{tail}")
 }
 
 /// What stands before the nonce in the message of a failed [`guard`].
 const GUARD_MARK: &str = "16#";
 /// What stands before the nonce where the status is asked for by an expression that is none.
 const ERROR_MARK: &str = "@";
+/// What stands after the nonce where there is no status to tell.
+const REFUSED: &str = "refused";
 
-/// The end of a line that makes bash tell its status.
-pub(super) fn report(nonce: &Nonce, hazards: &Hazards, asked: Asked) -> String {
-    let Nonce(nonce) = nonce;
+/// The end of a line that makes bash tell its status, wherever its standard error goes.
+pub(super) fn report(nonce: &Nonce, hazards: &Hazards, asked: Asked, channel: &Channel) -> String {
+    format!(
+        "{{ {}; }} 2>{}",
+        report_here(nonce, hazards, asked, channel),
+        channel.status
+    )
+}
+
+/// As [`report`], where standard error is the status pipe.
+pub(super) fn report_here(nonce: &Nonce, hazards: &Hazards, asked: Asked, channel: &Channel) -> String {
     if hazards.time_unusable {
         // The error's message shows the expression; the rest of the line is discarded.
+        let nonce = spelled(nonce);
         return format!("_=$(({ERROR_MARK}{nonce} ${{PIPESTATUS[0]}}{FIELD}$-{FIELD}$PWD{FIELD}))");
     }
     let mut line = format!("TIMEFORMAT=\"${{PIPESTATUS[0]}}{FIELD}$-{FIELD}$PWD");
@@ -99,11 +122,21 @@ pub(super) fn report(nonce: &Nonce, hazards: &Hazards, asked: Asked) -> String {
     if asked.guarded {
         let _ = write!(line, "{FIELD}{}", guard(nonce));
     }
-    let _ = write!(line, "\"; TIMEFORMAT=\"{nonce} ${{TIMEFORMAT//%/%%}}\"; time; ");
+    let _ = write!(
+        line,
+        "\"; {}; TIMEFORMAT=\"{} ${{TIMEFORMAT//%/%%}}\"; time; ",
+        channel.mend_control(hazards),
+        nonce.0
+    );
     line.push_str(
         "[[ ${PS0-}${PS1-}${PS2-}${TMOUT-}${PROMPT_COMMAND+x} ]] && { PS0= PS1= PS2= TMOUT=; PROMPT_COMMAND=(); }",
     );
     line
+}
+
+/// A way to discard the line that says so: the status of one that ran nothing.
+pub(super) fn refuse(nonce: &Nonce) -> String {
+    format!("_=$(({ERROR_MARK}{} {REFUSED}))", spelled(nonce))
 }
 
 /// Finds the status line of `nonce` in what came over the pipe.
@@ -127,6 +160,7 @@ pub fn find_status(pipe: &[u8], nonce: &Nonce) -> Option<Status> {
             // What follows is the error's own text.
             Some((b' ', fields)) if before.ends_with(ERROR_MARK.as_bytes()) => {
                 return Some(Status {
+                    refused: fields.starts_with(REFUSED.as_bytes()),
                     stash: Box::default(),
                     aliases: None,
                     ..parse_status(fields)
@@ -180,6 +214,7 @@ fn parse_status(line: &[u8]) -> Status {
         stash: Box::new(Stash { values, prompt_command }),
         aliases,
         time_unusable: false,
+        refused: false,
         dialect: Dialect::of(&String::from_utf8_lossy(version)),
         unrestored,
     }
@@ -216,6 +251,33 @@ mod tests {
             (status.code, status.flags.as_str(), status.directory.as_slice()),
             (9, "hB", b"/usr".as_slice())
         );
-        assert_eq!(*status.stash, Stash::default());
+        assert_eq!((*status.stash, status.refused), (Stash::default(), false));
+        let refused = refuse(&Nonce("00ff00ff00ff00ff".into())).replace("${_+}", "");
+        assert!(
+            find_status(format!("{refused}\n").as_bytes(), &Nonce("00ff00ff00ff00ff".into()))
+                .unwrap()
+                .refused
+        );
+    }
+
+    #[test]
+    fn a_line_that_is_shown_before_it_runs_tells_no_status() {
+        let nonce = Nonce("00ff00ff00ff00ff".into());
+        let asked = Asked {
+            guarded: true,
+            ..Asked::default()
+        };
+        for time_unusable in [false, true] {
+            let hazards = Hazards {
+                time_unusable,
+                ..Hazards::default()
+            };
+            let line = format!(
+                "{}; {}\n",
+                refuse(&nonce),
+                report(&nonce, &hazards, asked, &Channel::default())
+            );
+            assert_eq!(find_status(line.as_bytes(), &nonce), None, "{line}");
+        }
     }
 }

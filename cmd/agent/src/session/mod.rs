@@ -25,12 +25,12 @@ use crate::pipes::CallPipes;
 use crate::processes::{Identity, Roots};
 use crate::queue::{Job, Queue, Refusal};
 use crate::reaper::{ExitCode, Reaper};
-use crate::running::{End, KILLED, Running, collect};
+use crate::running::{End, KILLED, Running, collect, hear_late, may_write_late};
 use crate::scope::Scope;
-use crate::script::{self, CallPaths, Nonce, Stash};
+use crate::script::{self, CallPaths, Form, Nonce, Stash, Status};
 use crate::shell::{Origin, Shell};
 use crate::sink::Sink;
-use crate::snapshot::Snapshot;
+use crate::snapshot::{Snapshot, may_change_state};
 use crate::spill::SpillFolder;
 
 /// `exit_code` of a call that ran out of time, as `timeout(1)` has it.
@@ -90,6 +90,8 @@ enum Ran {
     Finished(Box<Finished>),
     /// Bash is sure never to have read it.
     Unread,
+    /// The same, and it will where it saves what it puts back among the numbers that commands use.
+    Refused,
 }
 
 impl Session {
@@ -241,15 +243,25 @@ impl Session {
         if self.settings.crowd.as_ref().is_some_and(Crowd::take_halted) {
             self.note_crowd();
         }
-        for attempt in 0..ATTEMPTS {
+        let mut attempt = 0;
+        // One refusal at most comes of each shell.
+        for _ in 0..2 * ATTEMPTS {
             self.make_ready().await?;
-            match self.run_command(command, seconds, cancel, sink).await? {
+            let may_repeat = attempt == 0;
+            match self.run_command(command, seconds, cancel, sink, may_repeat).await? {
                 Ran::Finished(finished) => {
                     let new = std::mem::replace(&mut self.reset, self.next_reset.take());
                     let less = self.given_up.take().unwrap_or_default();
                     return Ok((*finished, new.map(|new| new + &less)));
                 }
-                Ran::Unread => self.give_way(attempt),
+                Ran::Refused => {}
+                Ran::Unread => {
+                    self.give_way(attempt);
+                    attempt += 1;
+                    if attempt == ATTEMPTS {
+                        break;
+                    }
+                }
             }
         }
         Err("the shell reads no command".to_owned())
@@ -280,13 +292,33 @@ impl Session {
         ));
     }
 
-    /// Runs one command to its end. An error means that it did not start.
+    /// How the next command of a shell gets its descriptors.
+    fn form(&self, shell: &Shell, command: &str) -> Form {
+        let state = self.state.as_ref();
+        let may_have_last_words = command.contains("trap") || state.is_some_and(Snapshot::traps_the_end);
+        let would_be_heard = shell.before.flags.contains('x')
+            || state.is_none_or(Snapshot::traps_commands)
+            || shell.dialect.negation_exempts && command.contains("ERR");
+        // What cannot change the shell does nothing to its descriptors: numbers out of its way are not worth their time.
+        let minds = state.is_none_or(|state| may_change_state(command, state));
+        // The error by which such a shell tells its status discards what would follow it.
+        let has_room = minds && shell.has_room && !shell.hazards.time_unusable;
+        match (has_room, may_have_last_words && !would_be_heard) {
+            (true, false) => Form::Covered,
+            (true, true) => Form::Bare,
+            (false, _) => Form::Among,
+        }
+    }
+
+    /// Runs one command to its end. An error means that it did not start. `may_repeat`: a shell that ended before it read the
+    /// command counts as one that was gone before; more than once, a trap of the user's ends it so.
     async fn run_command(
         &mut self,
         command: &str,
         seconds: u32,
         cancel: &CancellationToken,
         sink: &mut Sink,
+        may_repeat: bool,
     ) -> Result<Ran, String> {
         if !self.earlier.is_empty() {
             self.note_earlier();
@@ -301,16 +333,19 @@ impl Session {
         let mut stderr = Capture::new("stderr", self.settings.output_limit, folder);
         let nonce = Nonce::new();
         shell.forget_noise();
+        let form = self.form(&shell, command);
         let line = script::call(
             &nonce,
             &shell.before,
             &shell.hazards,
             shell.dialect,
+            form,
             command.as_bytes(),
             &CallPaths {
                 command: holder.path(Slot::Command),
                 stdout: holder.path(Slot::Stdout),
                 stderr: holder.path(Slot::Stderr),
+                channel: shell.channel.clone(),
             },
         );
         let offered = pipes
@@ -348,6 +383,17 @@ impl Session {
             End::Cancelled => CANCELLED,
             End::Crowded { .. } => KILLED,
         };
+        if may_repeat && matches!(end, End::Shell(_)) && pipes.command_unread() {
+            self.shell = Some(shell);
+            return Ok(Ran::Unread);
+        }
+        let refused = matches!(end, End::Status(Status { refused: true, .. }));
+        if refused && form != Form::Among && pipes.command_may_be_unread() {
+            shell.has_room = false;
+            self.shell = Some(shell);
+            pipes.drain_in_background();
+            return Ok(Ran::Refused);
+        }
         let was_read = self.take_back(shell, &pipes, &end, exit_code, command, &nonce).await;
         if self.settings.crowd.as_ref().is_some_and(Crowd::call_ended) {
             self.earlier.clear();
@@ -357,7 +403,11 @@ impl Session {
             }
         }
         if !was_read {
+            pipes.drain_in_background();
             return Ok(Ran::Unread);
+        }
+        if matches!(end, End::Status(_)) && may_write_late(command) {
+            hear_late(&mut pipes, &mut self.buffer, &mut stdout, &mut stderr, sink).await;
         }
         let duration = started.elapsed();
         collect(
@@ -374,8 +424,11 @@ impl Session {
             OutputStream::Stderr,
             sink,
         );
-        pipes.stdout.drain_in_background();
-        pipes.stderr.drain_in_background();
+        pipes.drain_in_background();
+        if let Some(shell) = self.shell.as_ref().filter(|_| form == Form::Bare) {
+            // A shell that reads no more is found out by the next call.
+            let _ = shell.write(shell.channel.cover(&shell.hazards).as_bytes());
+        }
         if let Some(code) = self.shell.as_ref().and_then(|shell| shell.exit.code()) {
             self.next_reset = Some(self.shell_ended(code, When::InCall));
         }

@@ -62,6 +62,9 @@ impl Session {
             let state = self.state.as_ref();
             self.unrecorded_traps |= state.is_none_or(|state| may_set_traps(command, state));
         }
+        if changed && let Some(shell) = &mut self.shell {
+            shell.look_for_room();
+        }
         self.note_earlier();
     }
 
@@ -117,6 +120,7 @@ impl Session {
             &shell.hazards,
             &holder.path(Slot::Script),
             &holder.path(Slot::Snapshot),
+            &shell.channel,
         );
         shell.forget_noise();
         if shell.write(&line).is_err() {
@@ -143,7 +147,9 @@ impl Session {
         if answer == Answer::Nothing && shell.at_prompt() {
             self.snapshot_pause = 0;
             let again = Nonce::new();
-            if shell.write(&script::recover(&again, &shell.hazards)).is_ok()
+            if shell
+                .write(&script::recover(&again, &shell.hazards, &shell.channel))
+                .is_ok()
                 && let Answer::Status(_) = shell.answer(&again, Instant::now() + SNAPSHOT_WAIT).await
             {
                 shell.before = Before {

@@ -259,6 +259,7 @@ impl Snapshot {
     pub fn hazards(&self) -> Hazards {
         let shadowed = SHADOWS
             .into_iter()
+            .chain(["exec"])
             .filter(|name| self.functions.contains_key(name.as_bytes()))
             .map(str::to_owned)
             .collect();

@@ -1,7 +1,8 @@
 //! The script by which a bash prints its state, each piece ended by NUL.
 
 /// Runs after [`crate::script::snapshot`] has made it safe to: in POSIX mode, where no function stands in for a special
-/// builtin. Aliases go first, since they could be called like the keywords that follow.
+/// builtin, and without a function `unset`. It leaves that mode at once, since a bash from 5.3 on ends there at a function that
+/// cannot be taken away. Aliases go first, since they could be called like the keywords that follow.
 ///
 /// A bash whose parser has gone wrong (see [`crate::script::RESYNC`]) has spoilt the memory that holds the quotes which are
 /// open: a subshell of it aborts when it has to make room for more of them, so at last it reads a word with many.
@@ -13,9 +14,9 @@
 ///
 /// What comes after the list of functions may take functions away that are called like the builtins it needs. A variable
 /// that is declared and not set is in no list of names: such are seen when all others are taken away.
-pub const PRINT_STATE: &str = r#"\unset -f shopt; \shopt -u expand_aliases
+pub const PRINT_STATE: &str = r#"\unset POSIXLY_CORRECT
+\unset -f shopt; \shopt -u expand_aliases
 \unset -f declare compgen alias ulimit umask local
-\unset POSIXLY_CORRECT
 CLI_MCP_E=
 if \local CLI_MCP_Z; then
 CLI_MCP_E=x CLI_MCP_M=${FUNCNEST-}; [[ ${FUNCNEST+x} ]] && FUNCNEST=0
@@ -49,7 +50,7 @@ for CLI_MCP_N in $(\compgen -A function); do [[ $CLI_MCP_N == *=* ]] || { \print
 \printf 'H\0'; \declare -p BASH_CMDS; \printf '\0'
 \printf 'U\0'; \umask; \printf '\0'
 for CLI_MCP_N in S H; do for CLI_MCP_L in c d e f i l m n q r s t u v x; do \printf 'L%s%s\0' $CLI_MCP_N $CLI_MCP_L; \ulimit -$CLI_MCP_N$CLI_MCP_L; \printf '\0'; done; done
-POSIXLY_CORRECT=y; \unset -f pwd complete type unset eval; \enable pwd complete type; \unset POSIXLY_CORRECT
+\unset -f pwd complete type eval; \enable pwd complete type
 for CLI_MCP_N in $(\compgen -A function); do [[ $CLI_MCP_N == *=* ]] && { \printf 'T%s\0' "$CLI_MCP_N"; \type -- "$CLI_MCP_N"; \printf '\0'; }; done
 \printf 'C\0'; \complete -p; \printf '\0'
 \printf 'S\0'; for ((CLI_MCP_C = ${#DIRSTACK[@]} - 1; CLI_MCP_C > 0; CLI_MCP_C--)); do \printf '%q ' "${DIRSTACK[CLI_MCP_C]}"; done; \printf '\0'

@@ -27,6 +27,9 @@ const NEEDED_LAST: [&str; 3] = ["eval", "set", "trap"];
 /// Functions that come back after all others, since these need the builtins.
 const LATE_FUNCTIONS: [&str; 3] = ["shopt", "declare", "eval"];
 
+/// Where the agent comes from is no directory of the user's to go back to. As in any new bash the variable is exported.
+const NO_EARLIER_DIRECTORY: &str = r"\unset -v OLDPWD; \export OLDPWD";
+
 /// Lines for bash.
 #[derive(Default)]
 struct Script(Vec<u8>);
@@ -56,6 +59,7 @@ impl Snapshot {
     #[must_use]
     pub fn restore_script(&self, inherited: &[String], exit_trap: &str) -> Vec<u8> {
         let mut script = Script(change_directory(&self.directory));
+        script.line(NO_EARLIER_DIRECTORY);
         for name in inherited
             .iter()
             .filter(|name| kept(name) && !self.variables.contains_key(*name))
@@ -222,6 +226,7 @@ pub fn change_directory(directory: &[u8]) -> Vec<u8> {
 #[must_use]
 pub fn startup_script(directory: &str, exit_trap: &str) -> Vec<u8> {
     let mut script = Script(change_directory(directory.as_bytes()));
+    script.line(NO_EARLIER_DIRECTORY);
     script.line(&format!("\\trap {} EXIT", quote(exit_trap)));
     script.line(&wait_trap());
     script.0

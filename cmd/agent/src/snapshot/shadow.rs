@@ -1,9 +1,9 @@
 //! Functions called like the builtins by which a state is printed. They are taken away before it is, so special builtins,
 //! which win over functions in POSIX mode, print them first.
 
-/// The builtins that [`super::PRINT_STATE`] and what leads to it need, and that are no special builtins.
-const SHADOWING: [&str; 9] = [
-    "printf", "enable", "shopt", "declare", "compgen", "alias", "ulimit", "umask", "local",
+/// The builtins that [`super::PRINT_STATE`] and what leads to it need outside of POSIX mode.
+const SHADOWING: [&str; 10] = [
+    "printf", "enable", "shopt", "declare", "compgen", "alias", "ulimit", "umask", "local", "unset",
 ];
 
 /// A function that stands in for a builtin.

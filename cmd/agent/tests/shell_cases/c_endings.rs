@@ -115,6 +115,59 @@ fn case_045_killing_the_shell() {
 }
 
 #[test]
+fn case_045_an_interrupt_of_the_shell_by_itself() {
+    let agent = Agent::start();
+    agent.out(STATE);
+    agent.out("f() { kill -INT $$; echo no; }; PS1='mine '");
+    for command in [
+        "kill -INT $$; echo no",
+        "f; echo no",
+        "while :; do f; done",
+        "eval 'kill -INT $$; echo no'",
+    ] {
+        let result = agent.run(command);
+        assert_eq!(
+            (result.exit_code, result.stdout.as_str()),
+            (130, ""),
+            "{command}: {result:?}"
+        );
+        let next = agent.run("echo $?; echo $PS1");
+        assert_eq!(
+            (next.stdout.as_str(), next.session_reset),
+            ("130\nmine\n", None),
+            "{command}"
+        );
+    }
+    assert_eq!(
+        agent
+            .run("trap 'echo caught' INT; kill -INT $$; echo on; (exit 3)")
+            .exit_code,
+        3
+    );
+}
+
+#[test]
+fn an_exit_trap_is_heard_in_the_call_whose_shell_ends() {
+    let agent = Agent::start();
+    for end in [
+        "exit 1",
+        "set -e; false",
+        "set -e; f() { false; }; f",
+        "set -e; true | false",
+    ] {
+        let result = agent.run(&format!("trap 'echo bye; echo bye2 >&2' EXIT; echo hi; {end}; echo no"));
+        assert_eq!(
+            (result.exit_code, result.stdout.as_str(), result.stderr.as_str()),
+            (1, "hi\nbye\n", "bye2\n"),
+            "{end}"
+        );
+        assert_eq!(agent.run("echo fresh").stdout, "fresh\n");
+    }
+    agent.run("trap 'echo bye' EXIT");
+    assert_eq!(agent.run("set -e; false").stdout, "bye\n", "set by an earlier call");
+}
+
+#[test]
 fn case_046_a_stopped_shell() {
     let agent = Agent::start();
     agent.out(STATE);

@@ -15,6 +15,7 @@ mod a_delivery;
 mod b_output;
 mod c_endings;
 mod catalogue;
+mod d_descriptors;
 mod d_restored;
 mod d_state;
 mod e_processes;

@@ -149,13 +149,6 @@ test-unit: ## Run unit and component tests: real bash, real TLS, no cluster
 	$(CARGO) test --locked --workspace --lib --bins --examples \
 	  $(addprefix --test=,$(or $(UNIT_TESTS),$(error cargo metadata names no tests))) --no-fail-fast
 
-.PHONY: coverage
-coverage: ## Say how much of each file the unit and component tests run; each line in target/coverage/html (adds rustup's llvm-tools)
-	rustup component add llvm-tools
-	hack/tools/cargo-tool cargo-llvm-cov llvm-cov test --locked --workspace --lib --bins --examples \
-	  $(addprefix --test=,$(or $(UNIT_TESTS),$(error cargo metadata names no tests))) --no-fail-fast --html --output-dir $(TARGET_DIR)/coverage
-	hack/tools/cargo-tool cargo-llvm-cov llvm-cov report --summary-only
-
 .PHONY: test-agent-bash
 test-agent-bash: ## Run the agent's tests with bash 5.1, 5.2 and 5.3 (fetches them, pinned, with apt)
 	@set -e; for bash in $$(cmd/agent/tests/fetch-bash $(TARGET_DIR)/bash); do echo "== $$bash"; \

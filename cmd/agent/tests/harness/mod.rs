@@ -14,26 +14,12 @@ use std::time::{Duration, Instant};
 use cli_mcp_sandbox::wire::{ExecResult, StreamLine};
 use serde_json::{Value, json};
 
+mod contained;
+
 /// The session token of every test agent.
 pub(crate) const TOKEN: &str = "test-session-token";
 /// Nothing takes this long unless it hangs.
 pub(crate) const GENEROUS: Duration = Duration::from_secs(90);
-
-const CONTAINED_USER: u32 = 1001;
-/// Starts a program as [`Setup::contained`] says.
-const CONTAINED: [&str; 11] = [
-    "unshare",
-    "--pid",
-    "--fork",
-    "--mount-proc",
-    "--kill-child",
-    "setpriv",
-    "--reuid=1001",
-    "--regid=1001",
-    "--clear-groups",
-    "--no-new-privs",
-    "--",
-];
 
 /// How to start an agent.
 pub(crate) struct Setup {
@@ -108,10 +94,8 @@ impl Setup {
     /// An agent as a pod has it: the first process of its namespace, an ordinary user, and no way to gain privileges. None,
     /// visibly, where this machine lets nobody start one.
     pub(crate) fn contained() -> Option<Self> {
-        let [program, arguments @ ..] = CONTAINED;
-        let tried = Command::new(program)
-            .args(arguments)
-            .args([env!("CARGO_BIN_EXE_agent"), "--version"])
+        let tried = contained::command(env!("CARGO_BIN_EXE_agent"))
+            .arg("--version")
             .output();
         if tried.is_ok_and(|tried| tried.status.success()) {
             return Some(Self {
@@ -156,11 +140,9 @@ impl Setup {
         let address = SocketAddr::from(([127, 0, 0, 1], port));
         let program = env!("CARGO_BIN_EXE_agent");
         let mut command = if self.contained {
-            std::os::unix::fs::chown(home.path(), Some(CONTAINED_USER), Some(CONTAINED_USER)).unwrap();
-            let [first, arguments @ ..] = CONTAINED;
-            let mut command = Command::new(first);
-            command.args(arguments).arg(program);
-            command
+            let user = contained::user();
+            std::os::unix::fs::chown(home.path(), Some(user), Some(user)).unwrap();
+            contained::command(program)
         } else {
             Command::new(program)
         };

@@ -361,7 +361,7 @@ fn commands_leave_the_agents_own_processes_alone() {
         "prlimit --pid 1 --cpu=1:1",
         "prlimit --pid $holder --nofile=3:3",
         "renice -n 19 -p 1",
-        "renice -n 19 -u 1001",
+        "renice -n 19 -u $UID",
         "chrt --idle -p 0 1",
         "taskset -p 1 1",
         "ionice -c 3 -p 1",

@@ -40,7 +40,7 @@ async fn surviving_deletion() -> Result<()> {
     let daemon = session
         .bash(
             "for i in 1 2 3; do setsid nohup bash -c 'trap \"\" TERM INT HUP QUIT; while :; do sleep 1; done' >/dev/null 2>&1 & done; \
-             until [ \"$(pgrep -fc 'nohup|[t]rap ')\" -ge 3 ]; do sleep 0.1; done; trap '' TERM EXIT; kill -STOP $!; pgrep -fc '[t]rap '",
+             until alive=$(pgrep -fc '[t]rap '); [ $alive -ge 3 ]; do sleep 0.1; done; trap '' TERM EXIT; kill -STOP $!; echo $alive",
         )
         .await?;
     ensure!(daemon.stdout.trim().parse::<u32>()? >= 3, "the control: {daemon:?}");

@@ -9,6 +9,7 @@ pub mod config;
 pub mod connections;
 pub mod crowd;
 pub mod egress;
+mod freeze;
 pub mod guard;
 pub mod handoff;
 pub mod holder;

@@ -15,9 +15,9 @@
 use std::time::Duration;
 
 use nix::sys::signal::Signal;
-use nix::unistd::{Pid, getpgid, getsid};
 use tokio::time::{Instant, sleep, timeout};
 
+use crate::freeze::{Stand, at_a_step, foreground, heedless, stand_still};
 use crate::patience::Patience;
 use crate::processes::{self, Disposition, Identity, Process};
 use crate::reaper::ExitCode;
@@ -28,8 +28,6 @@ use crate::shell::{Answer, Shell};
 /// How often a program that handles SIGINT is asked, and how long it has each time.
 const INTERRUPTS: usize = 3;
 const INTERRUPT_WAIT: Duration = Duration::from_millis(100);
-/// How long a stopped bash may take to stand still.
-const STAND_WAIT: Duration = Duration::from_millis(100);
 /// How long bash may take from the interrupt to its prompt.
 const PROMPT_WAIT: Duration = Duration::from_millis(500);
 /// More processor time than bash takes to its prompt: its list goes on.
@@ -41,15 +39,10 @@ const LOOKS_AT_WAIT: usize = 3;
 /// How long a bash that must go may take to begin to save its state, and then to end.
 const SAVE_BEGIN: Duration = Duration::from_secs(1);
 const SAVE_WAIT: Duration = Duration::from_secs(3);
-/// How long bash may take to what comes next in a line of the agent's own.
-const OWN_LINE_WAIT: Duration = Duration::from_secs(1);
-/// How often, and for how long, a bash that is between two steps is given time to take the next.
-const BETWEEN_TRIES: usize = 8;
-const BETWEEN_WAIT: Duration = Duration::from_millis(5);
 /// How often a list is interrupted that goes on, and how often of them a bash is waited for in full.
 const ATTEMPTS: usize = 30;
 const WAITS: usize = 3;
-const STEP: Duration = Duration::from_millis(1);
+pub(crate) const STEP: Duration = Duration::from_millis(1);
 
 /// What became of the shell.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -64,7 +57,7 @@ pub enum Outcome {
 
 /// Why a shell is given up.
 #[derive(Clone, Copy, Debug)]
-enum GivenUp {
+pub(crate) enum GivenUp {
     /// It ignores SIGINT, or may run a trap for it.
     InterruptIsNoEnd,
     /// Its child did not end by SIGINT.
@@ -77,32 +70,6 @@ enum GivenUp {
     NoPrompt,
 }
 
-/// Where bash stands.
-enum Stand {
-    /// Inside the command, frozen with all that it has started.
-    Inside(Vec<Frozen>),
-    /// Outside, or no longer there.
-    Outside(Answer),
-}
-
-/// The child whose end bash waits for, as far as it can be told: the last one started that does not ignore SIGINT.
-fn foreground(frozen: &[Frozen], bash: i32) -> Option<Frozen> {
-    frozen
-        .iter()
-        .filter(|frozen| frozen.process.parent == bash && frozen.interrupt != Disposition::Ignored)
-        .max_by_key(|frozen| frozen.process.identity)
-        .copied()
-}
-
-/// The children of bash of which nothing tells whether it waits for them.
-fn heedless(frozen: &[Frozen], bash: i32) -> Vec<Identity> {
-    frozen
-        .iter()
-        .filter(|frozen| frozen.process.parent == bash && frozen.interrupt == Disposition::Ignored)
-        .map(|frozen| frozen.process.identity)
-        .collect()
-}
-
 fn has_child_but(scope: Scope<'_>, bash: i32, known: &[Identity]) -> bool {
     let alive = scope.alive();
     alive
@@ -110,10 +77,15 @@ fn has_child_but(scope: Scope<'_>, bash: i32, known: &[Identity]) -> bool {
         .any(|process| process.parent == bash && !known.contains(&process.identity))
 }
 
-/// Whether a child may be a job of a bash that minds jobs: such a bash goes on with its list when it sees one stand.
-fn may_be_a_job(child: Identity, bash: i32) -> bool {
-    let of = |pid: i32| Some(Pid::from_raw(pid));
-    getsid(of(child.pid)) == getsid(of(bash)) && getpgid(of(child.pid)) != getpgid(of(bash))
+/// What came of the child that bash waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Child {
+    /// There is none, or SIGINT has ended it: it ends bash's list too.
+    Interrupted,
+    /// It had ended before SIGINT came to it, which it neither ignores nor handles: bash will take SIGINT for the child's.
+    HadEnded,
+    /// It handles SIGINT, or lives.
+    GoesOn,
 }
 
 /// Whether a child has died of SIGINT, has ended otherwise, or lives.
@@ -132,11 +104,11 @@ pub async fn stop(shell: &mut Shell, scope: Scope<'_>, trapped: bool, call: &Non
     let hazards = shell.hazards.clone();
     shell.leaves_wait = false;
     let quiet = hazards.aliased_keywords;
-    let mut waits = 0;
+    let (mut asked, mut waits) = (false, 0);
     let mut reason = GivenUp::NoPrompt;
     for attempt in 0..ATTEMPTS {
-        let awaited = if attempt == 0 { call } else { &nonce };
-        let (frozen, mut answered) = match freeze_at_a_step(shell, scope, trapped, awaited).await {
+        let awaited = if asked { &nonce } else { call };
+        let (frozen, mut answered) = match at_a_step(shell, scope, trapped, awaited).await {
             Ok(Stand::Inside(frozen)) => (frozen, Answer::Nothing),
             Ok(Stand::Outside(answer)) => (Vec::new(), answer),
             Err(reason) => {
@@ -146,17 +118,26 @@ pub async fn stop(shell: &mut Shell, scope: Scope<'_>, trapped: bool, call: &Non
         };
         let heedless = heedless(&frozen, shell.pid);
         if answered == Answer::Nothing {
-            if let Err(reason) = interrupt_children(shell, scope, &frozen, &heedless).await {
-                scope.kill_all().await;
-                return lost(shell, reason);
+            match interrupt_children(shell, scope, &frozen, &heedless).await {
+                Child::Interrupted => {}
+                Child::HadEnded => {
+                    // Looked at again at its next step.
+                    shell.signal(Signal::SIGCONT);
+                    continue;
+                }
+                Child::GoesOn => {
+                    scope.kill_all().await;
+                    return lost(shell, GivenUp::ChildGoesOn);
+                }
             }
-            if attempt == 0 {
+            let first = !std::mem::replace(&mut asked, true);
+            if first {
                 shell.forget_noise();
             }
             let had_run = processes::has_run(shell.pid);
             shell.signal(Signal::SIGINT);
             shell.signal(Signal::SIGCONT);
-            if attempt == 0 {
+            if first {
                 // With `errexit` an interrupt ends the shell, which saves its state on the way out: then nobody reads this.
                 if let Err(error) = shell.write(&script::probe(&nonce, &hazards, quiet, &shell.channel)) {
                     tracing::debug!(%error, "The interrupted shell does not read");
@@ -200,25 +181,17 @@ pub async fn stop(shell: &mut Shell, scope: Scope<'_>, trapped: bool, call: &Non
     outcome
 }
 
-/// Ends what a frozen bash may wait for by SIGINT, and all else but the `heedless`; leaves the bash where SIGINT ends its
-/// list. Else says why that cannot be.
-async fn interrupt_children(
-    shell: &mut Shell,
-    scope: Scope<'_>,
-    frozen: &[Frozen],
-    heedless: &[Identity],
-) -> Result<(), GivenUp> {
+/// Ends what a frozen bash may wait for by SIGINT, and all else but the `heedless`. Where that makes it certain that SIGINT ends
+/// bash's list, bash is left where it does.
+async fn interrupt_children(shell: &mut Shell, scope: Scope<'_>, frozen: &[Frozen], heedless: &[Identity]) -> Child {
     let foreground = foreground(frozen, shell.pid);
-    let ended_by_interrupt = interrupt(frozen, foreground.map(|child| child.process)).await;
-    tracing::debug!(?frozen, ended_by_interrupt, "Interrupted the call");
+    let child = interrupt(frozen, foreground).await;
+    tracing::debug!(?frozen, ?child, "Interrupted the call");
     scope.kill_all_but(heedless).await;
-    if !ended_by_interrupt {
-        return Err(GivenUp::ChildGoesOn);
-    }
     if foreground.is_none() {
         leave_wait(shell).await;
     }
-    Ok(())
+    child
 }
 
 /// Brings a frozen bash out of its `wait`, into the agent's trap, where SIGINT would end it there; else leaves it alone. One
@@ -297,121 +270,6 @@ pub async fn end(shell: &mut Shell, scope: Scope<'_>, silent: bool) {
     scope.kill_all().await;
 }
 
-/// Stops bash and the call's processes where it can be told what bash does. Between fork and exec a child still has bash's
-/// own handler; and a bash that has just collected a child takes an interrupt for one that the child has handled, and goes on
-/// with its list. A moment later it is at its next step. One that SIGINT would not end is not let go on, nor is what the
-/// command itself has stopped.
-async fn freeze_at_a_step(
-    shell: &mut Shell,
-    scope: Scope<'_>,
-    trapped: bool,
-    awaited: &Nonce,
-) -> Result<Stand, GivenUp> {
-    let bash = shell.pid;
-    let mut waits = false;
-    let mut outside_in_vain = false;
-    let mut tries = 0;
-    loop {
-        let stood = processes::process(bash).is_some_and(|process| process.stands());
-        shell.signal(Signal::SIGSTOP);
-        stand_still(bash).await;
-        if !outside_in_vain && shell.reads_own_lines() {
-            shell.signal(Signal::SIGCONT);
-            match leave_own_line(shell, awaited).await {
-                Answer::Nothing => outside_in_vain = shell.reads_own_lines(),
-                answer => return Ok(Stand::Outside(answer)),
-            }
-            continue;
-        }
-        let frozen = scope.freeze();
-        if trapped || processes::interrupt_disposition(bash) == Disposition::Ignored {
-            return Err(GivenUp::InterruptIsNoEnd);
-        }
-        let heedless = heedless(&frozen, bash);
-        if heedless.iter().any(|child| may_be_a_job(*child, bash)) {
-            return Err(GivenUp::ChildIgnoresIt);
-        }
-        let collects = has_uncollected_child(bash);
-        if stood {
-            return if collects {
-                Err(GivenUp::Stopped)
-            } else {
-                Ok(Stand::Inside(frozen))
-            };
-        }
-        let between = match foreground(&frozen, bash) {
-            Some(child) => !child.stood && is_copy_of(child.process, bash),
-            // Its `wait4(2)` goes on, or has come back with a child.
-            None => !waits && processes::waits_for_children(bash) == Some(true),
-        };
-        if !(between || collects) || tries == BETWEEN_TRIES {
-            return Ok(Stand::Inside(frozen));
-        }
-        tries += 1;
-        let_go_on(shell, &frozen, &heedless);
-        sleep(BETWEEN_WAIT).await;
-        waits = comes_to_wait(bash).await;
-    }
-}
-
-/// Lets all go on that the agent has stopped, but for the children whose end may be what bash waits for.
-fn let_go_on(shell: &Shell, frozen: &[Frozen], heedless: &[Identity]) {
-    for frozen in frozen.iter().filter(|frozen| !frozen.stood) {
-        if !heedless.contains(&frozen.process.identity) {
-            send(frozen.process.identity.pid, Signal::SIGCONT);
-        }
-    }
-    shell.signal(Signal::SIGCONT);
-}
-
-/// Waits for the answer of a bash in a line of the agent's own, or until it has left that for the command.
-async fn leave_own_line(shell: &mut Shell, awaited: &Nonce) -> Answer {
-    let mut patience = Patience::new(shell.pid, OWN_LINE_WAIT);
-    loop {
-        // What has broken its line leaves it at its prompt without an answer.
-        let in_vain = patience.is_over() || shell.at_prompt();
-        let answer = shell.answer(awaited, Instant::now() + STEP).await;
-        if answer != Answer::Nothing || in_vain || !shell.reads_own_lines() {
-            return answer;
-        }
-    }
-}
-
-fn has_uncollected_child(pid: i32) -> bool {
-    let table = processes::table();
-    table.iter().any(|process| process.parent == pid && process.ended())
-}
-
-/// Whether a process sleeps in `wait4(2)` once it sleeps.
-async fn comes_to_wait(pid: i32) -> bool {
-    let mut patience = Patience::new(pid, BETWEEN_WAIT);
-    while !patience.is_over() {
-        if processes::process(pid).is_none_or(|process| process.state == b'S') {
-            return processes::waits_for_children(pid) == Some(true);
-        }
-        sleep(STEP).await;
-    }
-    false
-}
-
-/// Waits until a stopped process stands. Before that, one that gets no processor may yet start a child, or collect one that
-/// ends meanwhile, and nobody else can tell how a collected child ended.
-async fn stand_still(pid: i32) {
-    let mut patience = Patience::new(pid, STAND_WAIT);
-    while processes::process(pid).is_some_and(|process| !process.stands() && !process.ended()) && !patience.is_over() {
-        sleep(STEP).await;
-    }
-}
-
-/// Whether a child that handles SIGINT is bash's own program: forked, and perhaps about to become another.
-fn is_copy_of(child: Process, bash: i32) -> bool {
-    let program = |pid: i32| std::fs::read_link(format!("/proc/{pid}/exe")).ok();
-    let pid = child.identity.pid;
-    processes::interrupt_disposition(pid) == Disposition::Caught
-        && program(pid).is_some()
-        && program(pid) == program(bash)
-}
-
 /// The shell is gone already, or is given up: the log says why, since the session loses its jobs by it.
 fn lost(shell: &Shell, reason: GivenUp) -> Outcome {
     if let Some(code) = shell.exit.code() {
@@ -422,8 +280,8 @@ fn lost(shell: &Shell, reason: GivenUp) -> Outcome {
     Outcome::Lost
 }
 
-/// Lets the call's processes die of SIGINT, and tells whether bash's foreground child did.
-async fn interrupt(frozen: &[Frozen], foreground: Option<Process>) -> bool {
+/// Lets the call's processes die of SIGINT, and tells what came of bash's foreground child.
+async fn interrupt(frozen: &[Frozen], foreground: Option<Frozen>) -> Child {
     for attempt in 0..INTERRUPTS {
         for frozen in frozen {
             // What ignores it stays frozen until it is killed; the others die, or run their handler, as they wake.
@@ -434,47 +292,19 @@ async fn interrupt(frozen: &[Frozen], foreground: Option<Process>) -> bool {
                 }
             }
         }
-        let Some(foreground) = foreground else { return true };
-        let mut patience = Patience::new(foreground.identity.pid, INTERRUPT_WAIT);
+        let Some(foreground) = foreground else {
+            return Child::Interrupted;
+        };
+        let mut patience = Patience::new(foreground.process.identity.pid, INTERRUPT_WAIT);
         while !patience.is_over() {
-            if let Some(by_interrupt) = end_of(foreground) {
-                return by_interrupt;
+            match end_of(foreground.process) {
+                Some(true) => return Child::Interrupted,
+                Some(false) if foreground.interrupt == Disposition::Default => return Child::HadEnded,
+                Some(false) => return Child::GoesOn,
+                None => {}
             }
             sleep(STEP).await;
         }
     }
-    false
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_last_child_that_minds_interrupts_is_in_the_foreground() {
-        let frozen = |pid: i32, parent: i32, interrupt| Frozen {
-            process: Process {
-                identity: Identity {
-                    pid,
-                    start: u64::try_from(pid).unwrap(),
-                },
-                parent,
-                state: b'T',
-                wait_status: 0,
-                has_run: Duration::ZERO,
-            },
-            interrupt,
-            stood: false,
-        };
-        let all = [
-            frozen(10, 3, Disposition::Default),
-            frozen(11, 3, Disposition::Caught),
-            frozen(12, 3, Disposition::Ignored),
-            frozen(13, 11, Disposition::Default),
-            frozen(14, 11, Disposition::Ignored),
-        ];
-        assert_eq!(foreground(&all, 3).unwrap().process.identity.pid, 11);
-        assert!(foreground(&all[2..], 3).is_none());
-        assert_eq!(heedless(&all, 3), [all[2].process.identity]);
-    }
+    Child::GoesOn
 }

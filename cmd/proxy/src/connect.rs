@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use cli_mcp_kubeconfig::Authority;
+use cli_mcp_serving::socket::tune;
 use rustls::ServerConfig;
 use rustls::server::Acceptor;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -19,7 +20,7 @@ use crate::head::{Framing, Head, find_end};
 use crate::metrics::Open;
 use crate::proxy::{Entry, LARGE_HEAD, Shared};
 use crate::refusal::{Refusal, phrase};
-use crate::socket::{Socket, tune};
+use crate::socket::Socket;
 use crate::state::{Backend, Destination};
 use crate::tunnel::Tunnel;
 

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cli_mcp_kubeconfig::{Authority, Host, refused_for_allowlist, refused_for_kubernetes};
+use cli_mcp_serving::socket::tune;
 use rustls::ClientConfig;
 use rustls_pki_types::ServerName;
 use tokio::net::TcpStream;
@@ -16,7 +17,7 @@ use tokio::time::{Instant, timeout_at};
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
-use crate::socket::{STALL, Socket, tune};
+use crate::socket::{STALL, Socket};
 use crate::tls;
 
 /// How long name lookup, TCP and TLS handshake may take together.

@@ -1,19 +1,19 @@
 //! The program's life: load, bind, accept within limits, drain.
 
-use std::collections::HashMap;
 use std::convert::Infallible;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
+use cli_mcp_serving::places::{Place, Places};
 use cli_mcp_serving::probes;
 use prometheus_client::registry::Registry;
 use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -73,7 +73,7 @@ pub struct Proxy {
     registry: Registry,
     reloader: Reloader,
     shared: Arc<Shared>,
-    limits: Arc<Limits>,
+    limits: Limits,
     drain_timeout: Duration,
 }
 
@@ -100,11 +100,10 @@ impl Proxy {
                 timeouts: settings.timeouts,
                 large_heads: Arc::new(Semaphore::new(LARGE_HEADS)),
             }),
-            limits: Arc::new(Limits {
-                total: settings.max_connections,
-                per_client: settings.max_connections_per_client,
-                open: Mutex::default(),
-            }),
+            limits: Limits {
+                total: Arc::new(Semaphore::new(settings.max_connections.min(Semaphore::MAX_PERMITS))),
+                clients: Places::new(settings.max_connections_per_client),
+            },
             drain_timeout: settings.drain_timeout,
         })
     }
@@ -197,7 +196,7 @@ async fn listen(address: SocketAddr) -> Result<TcpListener, StartError> {
 async fn accept(
     listener: &TcpListener,
     shared: &Arc<Shared>,
-    limits: &Arc<Limits>,
+    limits: &Limits,
     connections: &TaskTracker,
     cut: &CancellationToken,
 ) {
@@ -243,49 +242,18 @@ fn turn_away(tcp: TcpStream) {
     });
 }
 
-/// Counts connections in all and by client.
+/// Places for connections, in all and by client.
 struct Limits {
-    total: usize,
-    per_client: usize,
-    open: Mutex<(usize, HashMap<IpAddr, usize>)>,
+    total: Arc<Semaphore>,
+    clients: Places,
 }
 
 impl Limits {
-    fn admit(self: &Arc<Self>, client: IpAddr) -> Result<Admitted, &'static str> {
-        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
-        let (total, clients) = &mut *open;
-        if *total >= self.total {
-            return Err("total");
-        }
-        let of_client = clients.entry(client).or_default();
-        if *of_client >= self.per_client {
-            return Err("client");
-        }
-        *of_client += 1;
-        *total += 1;
-        Ok(Admitted {
-            limits: self.clone(),
-            client,
-        })
-    }
-}
-
-struct Admitted {
-    limits: Arc<Limits>,
-    client: IpAddr,
-}
-
-impl Drop for Admitted {
-    fn drop(&mut self) {
-        let mut open = self.limits.open.lock().unwrap_or_else(PoisonError::into_inner);
-        let (total, clients) = &mut *open;
-        *total = total.saturating_sub(1);
-        if let Some(count) = clients.get_mut(&self.client) {
-            *count -= 1;
-            if *count == 0 {
-                clients.remove(&self.client);
-            }
-        }
+    /// What a connection of this client holds while it is served, or the limit that is reached.
+    fn admit(&self, client: IpAddr) -> Result<(OwnedSemaphorePermit, Place), &'static str> {
+        let place_of_all = self.total.clone().try_acquire_owned().map_err(|_| "total")?;
+        let place = self.clients.take(client).ok_or("client")?;
+        Ok((place_of_all, place))
     }
 }
 
@@ -306,11 +274,10 @@ mod tests {
 
     #[test]
     fn case_50_limits_hold_in_all_and_by_client_and_are_given_back() {
-        let limits = Arc::new(Limits {
-            total: 3,
-            per_client: 2,
-            open: Mutex::default(),
-        });
+        let limits = Limits {
+            total: Arc::new(Semaphore::new(3)),
+            clients: Places::new(2),
+        };
         let (one, two): (IpAddr, IpAddr) = ("10.0.0.1".parse().unwrap(), "10.0.0.2".parse().unwrap());
         let first = limits.admit(one).map_err(str::to_owned);
         let _second = limits.admit(one).unwrap_or_else(|limit| panic!("{limit}"));
@@ -319,6 +286,5 @@ mod tests {
         assert_eq!(limits.admit(two).err(), Some("total"));
         drop(first);
         assert!(limits.admit(two).is_ok());
-        assert!(!limits.open.lock().unwrap().1.is_empty());
     }
 }

@@ -105,22 +105,3 @@ impl AsyncWrite for Socket {
         Pin::new(&mut self.get_mut().tcp).poll_shutdown(cx)
     }
 }
-
-/// No delay for small writes, and probes of a silent peer after 30 s (`proxy_cases.md`, case 52). After `stall` the kernel,
-/// which alone knows, gives up a peer that answers no probe, acknowledges nothing, or keeps its window shut while something
-/// waits for it.
-///
-/// # Errors
-///
-/// When the stream is already broken.
-pub fn tune(tcp: &TcpStream, stall: Duration) -> io::Result<()> {
-    use nix::sys::socket::{setsockopt, sockopt};
-    tcp.set_nodelay(true)?;
-    setsockopt(tcp, sockopt::KeepAlive, &true)?;
-    setsockopt(tcp, sockopt::TcpKeepIdle, &30)?;
-    setsockopt(tcp, sockopt::TcpKeepInterval, &10)?;
-    // Takes the place of a number of probes.
-    let stall = u32::try_from(stall.as_millis()).unwrap_or(u32::MAX);
-    setsockopt(tcp, sockopt::TcpUserTimeout, &stall)?;
-    Ok(())
-}

@@ -9,9 +9,9 @@ pub mod logging;
 pub mod metrics;
 #[cfg(feature = "otlp")]
 pub mod otlp;
-mod places;
+pub mod places;
 pub mod probes;
 pub mod shutdown;
-mod stall;
+pub mod socket;
 #[cfg(feature = "tls")]
 pub mod tls;

@@ -24,7 +24,7 @@ use tokio_util::task::TaskTracker;
 use tower::ServiceExt;
 
 use crate::places::Places;
-use crate::stall::Stalling;
+use crate::socket::tune;
 
 /// How long accepting pauses after an error such as too many open files.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -40,7 +40,7 @@ pub struct Limits {
     pub handshake: Duration,
     /// Time for the head of a request, and for the first after a pause on a kept connection.
     pub headers: Duration,
-    /// How long a client may take nothing of what is written to it.
+    /// How long a client may take nothing of what is written to it, or answer no probe.
     pub stall: Duration,
 }
 
@@ -160,8 +160,8 @@ async fn one(
     limits: Limits,
     shutdown: CancellationToken,
 ) {
-    if let Err(error) = connection.set_nodelay(true) {
-        tracing::debug!(%error, "Failed to set TCP_NODELAY");
+    if let Err(error) = tune(&connection, limits.stall) {
+        return tracing::debug!(%error, remote = %ends.remote, "The connection is broken already");
     }
     let stream = match tokio::time::timeout(limits.handshake, accept.accept(connection)).await {
         Ok(Ok(stream)) => stream,
@@ -177,7 +177,7 @@ async fn one(
         http1::Builder::new()
             .timer(TokioTimer::new())
             .header_read_timeout(limits.headers)
-            .serve_connection(TokioIo::new(Stalling::new(stream, limits.stall)), service)
+            .serve_connection(TokioIo::new(stream), service)
     );
     let ended = tokio::select! {
         ended = serving.as_mut() => ended,
@@ -312,7 +312,7 @@ mod tests {
     #[tokio::test]
     async fn a_client_that_reads_none_of_its_answers_is_let_go() {
         let limits = Limits {
-            stall: Duration::from_millis(50),
+            stall: Duration::from_millis(500),
             ..Limits::default()
         };
         let router = Router::new().route("/", get(|| async { "x".repeat(64 * 1024) }));

@@ -1,4 +1,4 @@
-//! Places for connections: so many in all, and so many for one client address, so that one client cannot take all.
+//! Places for connections: so many for one client address, so that one client cannot take all.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -6,20 +6,22 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 /// The places that clients hold, by address. Clones share them.
 #[derive(Clone, Debug)]
-pub(crate) struct Places {
+pub struct Places {
     per_client: usize,
     held: Arc<Mutex<HashMap<IpAddr, usize>>>,
 }
 
 /// A client's place; free again when it is dropped.
 #[derive(Debug)]
-pub(crate) struct Place {
+pub struct Place {
     places: Places,
     client: IpAddr,
 }
 
 impl Places {
-    pub(crate) fn new(per_client: usize) -> Self {
+    /// So many for each client.
+    #[must_use]
+    pub fn new(per_client: usize) -> Self {
         Self {
             per_client,
             held: Arc::default(),
@@ -27,7 +29,8 @@ impl Places {
     }
 
     /// A place for this client, if it has not all of its own.
-    pub(crate) fn take(&self, client: IpAddr) -> Option<Place> {
+    #[must_use]
+    pub fn take(&self, client: IpAddr) -> Option<Place> {
         // A dual-stack listener writes an IPv4 client's address as IPv6.
         let client = client.to_canonical();
         let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);

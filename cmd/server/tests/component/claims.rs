@@ -8,7 +8,7 @@ use serde_json::json;
 
 use crate::support::api::{Cluster, Kubelet};
 use crate::support::pool::{fill_pool, label, spec_hash, warm_pool};
-use crate::support::server::{LOCAL, Server, bash, begin, eventually, structured};
+use crate::support::server::{Client, LOCAL, Server, bash, begin, eventually, structured};
 
 /// Requests about pods since then, but for watches.
 fn requests(cluster: &Cluster, since: usize) -> Vec<String> {
@@ -51,6 +51,23 @@ async fn twenty_first_calls_at_once_over_a_pool_of_twenty_lose_no_claim() {
 const BEST: &str = "cli-mcp-demo-pool-1";
 const OTHER: &str = "cli-mcp-demo-pool-0";
 
+/// A server that knows a pool of this size, and a client of session `s1`.
+async fn with_pool(size: usize) -> (Cluster, Server, Client) {
+    let cluster = Cluster::start().await;
+    let server = Server::start(&cluster, &[LOCAL]).await;
+    warm_pool(&cluster, &[&server], size).await;
+    let client = server.client("s1").await;
+    (cluster, server, client)
+}
+
+/// The same with a pool of two, of which another replica has taken one for `s1`, and this server is not told.
+async fn contested() -> (Cluster, Server, Client) {
+    let (cluster, server, client) = with_pool(2).await;
+    cluster.silence_watches();
+    label(&cluster, OTHER, "s1");
+    (cluster, server, client)
+}
+
 #[tokio::test]
 async fn the_api_servers_log_names_the_server() {
     let cluster = Cluster::start().await;
@@ -62,10 +79,7 @@ async fn the_api_servers_log_names_the_server() {
 
 #[tokio::test]
 async fn a_pod_whose_status_changed_unseen_is_looked_at_once_and_claimed() {
-    let cluster = Cluster::start().await;
-    let server = Server::start(&cluster, &[LOCAL]).await;
-    warm_pool(&cluster, &[&server], 2).await;
-    let client = server.client("s1").await;
+    let (cluster, _server, client) = with_pool(2).await;
     cluster.silence_watches();
     let mut pod = cluster.pod(BEST);
     pod["metadata"]["annotations"]["touched"] = json!("by another");
@@ -85,10 +99,7 @@ async fn a_pod_whose_status_changed_unseen_is_looked_at_once_and_claimed() {
 
 #[tokio::test]
 async fn a_pod_that_is_gone_unseen_is_tried_once_and_the_next_is_claimed() {
-    let cluster = Cluster::start().await;
-    let server = Server::start(&cluster, &[LOCAL]).await;
-    warm_pool(&cluster, &[&server], 2).await;
-    let client = server.client("s1").await;
+    let (cluster, _server, client) = with_pool(2).await;
     cluster.silence_watches();
     cluster.remove("pods", BEST);
     let since = cluster.requests().len();
@@ -101,10 +112,7 @@ async fn a_pod_that_is_gone_unseen_is_tried_once_and_the_next_is_claimed() {
 
 #[tokio::test]
 async fn a_search_that_loses_claim_after_claim_makes_a_pod_of_its_own() {
-    let cluster = Cluster::start().await;
-    let server = Server::start(&cluster, &[LOCAL]).await;
-    warm_pool(&cluster, &[&server], 1).await;
-    let client = server.client("s1").await;
+    let (cluster, _server, client) = with_pool(1).await;
     cluster.keep_changing_pods();
     let since = cluster.requests().len();
     assert_eq!(structured(&bash(&client, "echo x").await)["stdout"], "x\n");
@@ -115,12 +123,7 @@ async fn a_search_that_loses_claim_after_claim_makes_a_pod_of_its_own() {
 
 #[tokio::test]
 async fn another_replicas_sandbox_that_the_watch_did_not_tell_of_is_found_and_the_own_one_given_up() {
-    let cluster = Cluster::start().await;
-    let server = Server::start(&cluster, &[LOCAL]).await;
-    warm_pool(&cluster, &[&server], 2).await;
-    let client = server.client("s1").await;
-    cluster.silence_watches();
-    label(&cluster, OTHER, "s1");
+    let (cluster, server, client) = contested().await;
     assert_eq!(structured(&bash(&client, "echo x").await)["stdout"], "x\n");
     let metrics = server.metrics().await;
     assert!(metrics.contains("{result=\"GivenUp\"} 1\n"), "{metrics}");
@@ -154,12 +157,7 @@ async fn two_replicas_whose_watches_are_silent_end_with_one_sandbox() {
 
 #[tokio::test]
 async fn a_claim_that_was_written_and_answered_by_an_error_does_not_take_the_session_from_its_sandbox() {
-    let cluster = Cluster::start().await;
-    let server = Server::start(&cluster, &[LOCAL]).await;
-    warm_pool(&cluster, &[&server], 2).await;
-    let client = server.client("s1").await;
-    cluster.silence_watches();
-    label(&cluster, OTHER, "s1");
+    let (cluster, _server, client) = contested().await;
     // The client library sends the claim again, and finds its own write in the way.
     cluster.lose_next_answer("PATCH", BEST);
     assert_eq!(structured(&bash(&client, "echo x").await)["stdout"], "x\n");
@@ -169,12 +167,7 @@ async fn a_claim_that_was_written_and_answered_by_an_error_does_not_take_the_ses
 
 #[tokio::test]
 async fn a_sandbox_that_was_given_up_and_not_deleted_is_not_used() {
-    let cluster = Cluster::start().await;
-    let server = Server::start(&cluster, &[LOCAL]).await;
-    warm_pool(&cluster, &[&server], 2).await;
-    let client = server.client("s1").await;
-    cluster.silence_watches();
-    label(&cluster, OTHER, "s1");
+    let (cluster, _server, client) = contested().await;
     cluster.refuse_next("DELETE", BEST, StatusCode::INTERNAL_SERVER_ERROR);
     for n in ["1", "2"] {
         assert_eq!(
@@ -187,12 +180,7 @@ async fn a_sandbox_that_was_given_up_and_not_deleted_is_not_used() {
 
 #[tokio::test]
 async fn who_decides_too_late_ends_nothing() {
-    let cluster = Cluster::start().await;
-    let server = Server::start(&cluster, &[LOCAL]).await;
-    warm_pool(&cluster, &[&server], 2).await;
-    let client = server.client("s1").await;
-    cluster.silence_watches();
-    label(&cluster, OTHER, "s1");
+    let (cluster, _server, client) = contested().await;
     let listing = cluster.withhold("GET", "NotOlderThan");
     let late = begin(&client, "echo late");
     eventually("the list as of the claim is asked for", || {

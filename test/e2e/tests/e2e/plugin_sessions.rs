@@ -73,19 +73,24 @@ async fn plugin_runs_lists_and_ends_sessions() -> Result<()> {
     let words = run(namespace, session, &["printf", "%s|", "a  b", "it's", "$HOME"]).await?;
     ensure!(words.stdout == "a  b|it's|$HOME|", "{}", words.stdout);
 
-    let list = plugin(namespace, &["sessions", "--output", "json"])?;
-    let list: Value = serde_json::from_str(&list.stdout).with_context(|| list.stderr.clone())?;
-    let found = list["sessions"]
-        .as_array()
-        .into_iter()
-        .flatten()
-        .find(|listed| listed["session"] == session)
-        .with_context(|| list.to_string())?;
-    ensure!(
-        found["instance"] == shared.name.as_str() && found["status"] == "Ready",
-        "{found}"
-    );
-    ensure!(found["lastCommand"]["outcome"] == "ok", "{found}");
+    // An agent answers before the kubelet has probed it.
+    cluster::eventually("the session among those that are ready", async || {
+        let list = plugin(namespace, &["sessions", "--output", "json"])?;
+        let list: Value = serde_json::from_str(&list.stdout).with_context(|| list.stderr.clone())?;
+        let found = list["sessions"]
+            .as_array()
+            .into_iter()
+            .flatten()
+            .find(|listed| listed["session"] == session)
+            .with_context(|| list.to_string())?;
+        ensure!(
+            found["instance"] == shared.name.as_str() && found["status"] == "Ready",
+            "{found}"
+        );
+        ensure!(found["lastCommand"]["outcome"] == "ok", "{found}");
+        Ok(())
+    })
+    .await?;
     let table = plugin(namespace, &["sessions"])?.stdout;
     ensure!(table.starts_with("SESSION") && table.contains(session), "{table}");
 

@@ -16,7 +16,8 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use harness::{Agent, receive};
+use harness::Agent;
+use harness::http::receive;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 use serde_json::json;

@@ -193,6 +193,9 @@ pub struct InvestigationArguments {
         value_name = "URL"
     )]
     pub server: String,
+    /// Replace what something else has put there: a Secret made by hand, above all. Without it the command stops
+    #[arg(long, env = "CLI_MCP_FORCE")]
+    pub force: bool,
     /// Print the kubeconfig, with its token, in place of storing it in the Secret
     #[arg(long, env = "CLI_MCP_PRINT")]
     pub print: bool,

@@ -1,6 +1,7 @@
 //! The cluster that the flags name: a client, the namespace, and the instance that is meant.
 
 use cli_mcp_api::v1alpha1::CliMcpInstance;
+use kube::api::ListParams;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Api, Client, Config, ResourceExt};
 
@@ -59,6 +60,21 @@ impl Cluster {
         Api::namespaced(self.client.clone(), &self.namespace)
     }
 
+    /// Fails when it is certain that there is no instance of this name, here or in any namespace. Who may not read instances
+    /// gets no complaint about them.
+    pub(crate) async fn expect_instance(&self, name: &str, anywhere: bool) -> Result<()> {
+        let instances: Api<CliMcpInstance> = if anywhere {
+            Api::all(self.client.clone())
+        } else {
+            self.api()
+        };
+        let by_name = ListParams::default().fields(&format!("metadata.name={name}"));
+        match instances.list(&by_name).await {
+            Ok(list) if list.items.is_empty() => Err(absent((!anywhere).then_some(&self.namespace), name)),
+            _ => Ok(()),
+        }
+    }
+
     /// Name of the instance: the one that is named, else the only one.
     pub(crate) async fn instance(&self, named: Option<&str>) -> Result<String> {
         if let Some(name) = named {
@@ -66,7 +82,7 @@ impl Cluster {
         }
         let list = self
             .api::<CliMcpInstance>()
-            .list(&kube::api::ListParams::default())
+            .list(&ListParams::default())
             .await
             .map_err(|error| match error {
                 // The path itself is unknown, which is not how a namespace without instances answers.
@@ -75,6 +91,15 @@ impl Cluster {
             })?;
         only(&self.namespace, list.iter().map(ResourceExt::name_any).collect())
     }
+}
+
+fn absent(namespace: Option<&String>, name: &str) -> Error {
+    Error::Failed(match namespace {
+        Some(namespace) => format!(
+            "namespace {namespace} has no CliMcpInstance {name}: kubectl get climcpinstances -A shows what there is"
+        ),
+        None => format!("no namespace has a CliMcpInstance {name}: kubectl get climcpinstances -A shows what there is"),
+    })
 }
 
 fn only(namespace: &str, names: Vec<String>) -> Result<String> {

@@ -109,16 +109,22 @@ pub(crate) async fn run(place: &Place, arguments: &InvestigationArguments) -> Re
             )));
         }
     }
-    apply(cluster.api::<ServiceAccount>(), &plan.service_account()).await?;
-    apply(cluster.api::<Secret>(), &plan.token()).await?;
+    apply(
+        cluster.api::<ServiceAccount>(),
+        &plan.service_account(),
+        arguments.force,
+    )
+    .await?;
+    apply(cluster.api::<Secret>(), &plan.token(), arguments.force).await?;
     for namespace in plan.in_namespaces {
         let bindings: Api<RoleBinding> = Api::namespaced(cluster.client.clone(), namespace);
-        apply(bindings, &plan.grant(Some(namespace))).await?;
+        apply(bindings, &plan.grant(Some(namespace)), arguments.force).await?;
     }
     if plan.in_namespaces.is_empty() {
         apply(
             Api::<ClusterRoleBinding>::all(cluster.client.clone()),
             &plan.grant(None),
+            arguments.force,
         )
         .await?;
     }
@@ -131,7 +137,7 @@ pub(crate) async fn run(place: &Place, arguments: &InvestigationArguments) -> Re
     let stored = json!({"apiVersion": "v1", "kind": "Secret", "type": "Opaque",
         "metadata": {"name": secret, "namespace": cluster.namespace},
         "data": {names::KUBECONFIG_KEY: base64::engine::general_purpose::STANDARD.encode(kubeconfig)}});
-    apply(cluster.api::<Secret>(), &stored).await?;
+    apply(cluster.api::<Secret>(), &stored, arguments.force).await?;
     tell(
         &Made {
             service_account: format!("{}/{}", cluster.namespace, plan.account),
@@ -159,17 +165,29 @@ fn tell(made: &Made, format: Format) -> Result<()> {
     Ok(render::print(&text)?)
 }
 
-async fn apply<K>(api: Api<K>, object: &Value) -> Result<()>
+async fn apply<K>(api: Api<K>, object: &Value, force: bool) -> Result<()>
 where
     K: Resource<DynamicType = ()> + Clone + std::fmt::Debug + DeserializeOwned,
 {
     let name = object["metadata"]["name"].as_str().unwrap_or_default();
-    let parameters = PatchParams::apply(FIELD_MANAGER).force();
-    let action = format!("apply {} {name}", K::kind(&()));
-    api.patch(name, &parameters, &Patch::Apply(object))
-        .await
-        .map(drop)
-        .map_err(Error::api(action))
+    let parameters = PatchParams {
+        force,
+        ..PatchParams::apply(FIELD_MANAGER)
+    };
+    let what = format!("{} {name}", K::kind(&()));
+    match api.patch(name, &parameters, &Patch::Apply(object)).await {
+        Ok(_) => Ok(()),
+        // <https://kubernetes.io/docs/reference/using-api/server-side-apply/#conflicts>
+        Err(kube::Error::Api(status)) if !force && status.code == 409 => Err(taken(&what, &status.message)),
+        Err(error) => Err(Error::api(format!("apply {what}"))(error)),
+    }
+}
+
+/// What to do about an object that something else has made.
+fn taken(what: &str, told: &str) -> Error {
+    Error::Failed(format!(
+        "{what} holds what something else has put there, and it was left as it is ({told}): --force replaces it"
+    ))
 }
 
 /// The token and the CA, once the token controller has filled the Secret in.

@@ -81,6 +81,9 @@ pub(crate) async fn run(place: &Place, arguments: &SessionsArguments) -> Result<
         }
     };
     let sandboxes = list(Component::Sandbox).await?;
+    if let Some(name) = arguments.instance.as_deref().filter(|_| sandboxes.is_empty()) {
+        cluster.expect_instance(name, arguments.all_namespaces).await?;
+    }
     let mut last = BTreeMap::new();
     if arguments.audit_tail > 0 && sandboxes.iter().any(|pod| session_of(pod).is_some()) {
         for server in list(Component::Server).await? {

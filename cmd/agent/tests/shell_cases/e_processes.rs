@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 
-use crate::harness::{Agent, GENEROUS, Setup, cancel_at, installed, receive, until};
+use crate::harness::http::receive;
+use crate::harness::{Agent, GENEROUS, Setup, cancel_at, installed, until};
 
 #[test]
 fn case_065_background_jobs_do_not_hold_a_call() {

@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 
-use crate::harness::{Agent, GENEROUS, Setup, TOKEN, installed, receive, send, signal};
+use crate::harness::http::{receive, send};
+use crate::harness::{Agent, GENEROUS, Setup, TOKEN, installed, signal};
 
 #[test]
 fn case_087_the_queue() {

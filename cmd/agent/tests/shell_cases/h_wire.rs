@@ -6,7 +6,8 @@ use cli_mcp_sandbox::token::TokenDigest;
 use cli_mcp_sandbox::wire::{OutputStream, StreamLine};
 use serde_json::{Value, json};
 
-use crate::harness::{Agent, Setup, TOKEN, receive, receive_chunk, receive_head, send};
+use crate::harness::http::{receive, receive_chunk, receive_head, send};
+use crate::harness::{Agent, Setup, TOKEN};
 
 #[test]
 fn case_101_streaming() {

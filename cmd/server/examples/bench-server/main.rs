@@ -9,7 +9,6 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use cli_mcp_figures::{Figure, percentile};
 use cli_mcp_sandbox::token::HmacKey;
-use futures::StreamExt;
 use futures::future::try_join_all;
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::{Pod, Secret};
@@ -18,27 +17,23 @@ use kube::{Api, Client};
 use serde_json::json;
 
 use crate::audit_log::AuditLog;
-use crate::cluster::{address, answers, eventually, first, gone, kubectl, resident, run, unassigned};
+use crate::cluster::{address, answers, first, gone, kubectl, run, unassigned};
 
 mod audit_log;
 mod cluster;
+mod growth;
 
 const NAMESPACE: &str = "bench-server";
 const INSTANCE: &str = "bench";
 const OPERATOR: &str = "cli-mcp-operator-system";
-/// Pods of the pool, and so sessions that begin at [`CLAIM_PERIOD`].
-const POOL: usize = 48;
+const POOL: usize = 52;
+/// Pods of the pool that are left: a search that meets the last one in another's hand makes a pod of its own.
+const SPARE: usize = 4;
+/// From one beginning of a session to the next.
 const CLAIM_PERIOD: Duration = Duration::from_millis(50);
 /// How many of them begin one after the other.
 const ALONE: usize = 8;
 const COLD_STARTS: usize = 5;
-/// Real sessions at once, at which a warm call is measured.
-const GROWTH: [usize; 4] = [1, 20, 100, 200];
-/// Sandboxes that start at a time.
-const STARTS_AT_ONCE: usize = 4;
-/// Calls of each size of [`GROWTH`], over all its sessions in turn.
-const GROWTH_CALLS: usize = 400;
-const IDLE_SESSIONS: usize = 1000;
 
 fn main() -> Result<()> {
     let root = std::env::args()
@@ -208,6 +203,20 @@ impl Bench {
         Ok(began.elapsed())
     }
 
+    async fn metrics(&self) -> Result<String> {
+        let request = self.tls.get("https://localhost:8443/metrics").bearer_auth(&self.token);
+        Ok(request.send().await?.text().await?)
+    }
+
+    /// How many sessions of the server found no pod in the pool that they could claim.
+    async fn made_a_pod(&self) -> Result<f64> {
+        let metrics = self.metrics().await?;
+        let count = metrics
+            .lines()
+            .find_map(|line| line.strip_prefix("cli_mcp_server_sandbox_claims_total{result=\"Created\"} "));
+        Ok(count.unwrap_or("0").parse()?)
+    }
+
     async fn warm(&self, figures: &mut Vec<Figure>) -> Result<()> {
         let log = AuditLog::open()?;
         let begin = log.end()?;
@@ -290,13 +299,14 @@ impl Bench {
                 .await?;
             writes.push(began.elapsed());
         }
-        let warm = unassigned(&self.pods).await?;
+        let warm = unassigned(&self.pods).await?.saturating_sub(SPARE);
         let sessions: Vec<String> = (0..warm).map(|n| format!("claim-{n}")).collect();
         let (alone, in_a_row) = sessions.split_at(ALONE.min(sessions.len()));
         let mut undisturbed = Vec::new();
         for session in alone {
             undisturbed.push(self.call(session).await?);
         }
+        let made_before = self.made_a_pod().await?;
         let log = AuditLog::open()?;
         let begin = log.end()?;
         let mut beats = Duration::ZERO;
@@ -310,6 +320,7 @@ impl Bench {
         }))
         .await?;
         let requests = log.control(begin).await?;
+        let made = self.made_a_pod().await? - made_before;
         figures.extend([
             Figure::new("floor: one write to the API server, p50", percentile(&writes, 50), "ms"),
             Figure::new(
@@ -318,10 +329,11 @@ impl Bench {
                 "ms",
             ),
             Figure::new(
-                "sessions that began, 20 a second, each over a warm pod",
+                "sessions that began, 20 a second, over warm pods",
                 samples.len() as f64,
                 "",
             ),
+            Figure::new("of them that made a pod of their own", made, "").at_most(0.0),
             Figure::new(
                 "requests to the API server for each of them, but for reviews of the token",
                 requests.all as f64 / samples.len() as f64,
@@ -394,90 +406,9 @@ impl Bench {
         Ok(())
     }
 
-    /// How a warm call and the server's memory grow with the sessions that live.
-    async fn growth(&self, figures: &mut Vec<Figure>) -> Result<()> {
-        let mut alive = 0;
-        for sessions in GROWTH {
-            let started: Vec<_> = futures::stream::iter(alive..sessions)
-                .map(async |n| self.call(&format!("grown-{n}")).await)
-                .buffer_unordered(STARTS_AT_ONCE)
-                .collect()
-                .await;
-            started.into_iter().collect::<Result<Vec<_>>>()?;
-            alive = sessions;
-            let mut calls = Vec::new();
-            for n in 0..GROWTH_CALLS {
-                calls.push(self.call(&format!("grown-{}", n % sessions)).await?);
-            }
-            figures.extend([
-                Figure::new(
-                    format!("a warm call, in turn over {sessions} sessions, p50"),
-                    percentile(&calls, 50),
-                    "ms",
-                ),
-                Figure::new(
-                    format!("resident memory of the server with {sessions} sessions"),
-                    resident()?,
-                    "MiB",
-                ),
-            ]);
-        }
-        self.end_sessions().await
-    }
-
     async fn delete(&self, pod: &Pod) -> Result<()> {
         let name = pod.metadata.name.as_deref().context("a pod without name")?;
         self.pods.delete(name, &DeleteParams::default().grace_period(0)).await?;
         gone(&self.pods).await
-    }
-
-    async fn idle_sessions(&self, figures: &mut Vec<Figure>) -> Result<()> {
-        let before = resident()?;
-        let template = first(&self.pods, "cli-mcp.redhat.com/session-id=warm").await?;
-        let made = futures::stream::iter(0..IDLE_SESSIONS).map(|n| {
-            let mut pod = template.clone();
-            pod.metadata = kube::core::ObjectMeta {
-                name: Some(format!("idle-{n}")),
-                labels: pod.metadata.labels.map(|mut labels| {
-                    labels.insert("cli-mcp.redhat.com/session-id".to_owned(), format!("idle-{n}"));
-                    labels
-                }),
-                annotations: template.metadata.annotations.clone(),
-                owner_references: template.metadata.owner_references.clone(),
-                ..kube::core::ObjectMeta::default()
-            };
-            if let Some(spec) = &mut pod.spec {
-                // Nobody starts it: what is measured is the server.
-                spec.scheduler_name = Some("none".to_owned());
-                spec.node_name = None;
-            }
-            let pods = self.pods.clone();
-            async move {
-                let name = format!("idle-{n}");
-                pods.create(&PostParams::default(), &pod).await?;
-                pods.patch_status(
-                    &name,
-                    &PatchParams::default(),
-                    &Patch::Merge(json!({"status": pod.status})),
-                )
-                .await?;
-                Ok::<_, kube::Error>(())
-            }
-        });
-        let made: Vec<_> = made.buffer_unordered(16).collect().await;
-        made.into_iter().collect::<Result<Vec<_>, _>>()?;
-        let metrics = async || -> Result<String> {
-            let request = self.tls.get("https://localhost:8443/metrics").bearer_auth(&self.token);
-            Ok(request.send().await?.text().await?)
-        };
-        let expected = format!("cli_mcp_server_sessions {}\n", IDLE_SESSIONS + 1);
-        eventually(async || Ok(metrics().await?.contains(&expected).then_some(())))
-            .await
-            .context("the server does not know of the idle sessions")?;
-        figures.extend([
-            Figure::new("resident memory of the server after the runs above", before, "MiB"),
-            Figure::new("resident memory with 1,000 idle sessions", resident()?, "MiB").at_most(40.0),
-        ]);
-        Ok(())
     }
 }

@@ -17,5 +17,7 @@ mod operator_trouble;
 mod plugin_check;
 mod plugin_sessions;
 mod proxy_kubectl;
+mod server_access;
 mod server_gate;
+mod server_laptop;
 mod server_replicas;

@@ -71,7 +71,7 @@ async fn plugin_names_what_is_missing_and_makes_it() -> Result<()> {
     })
     .await?;
 
-    let made = plugin(&[
+    let make = [
         "investigation-kubeconfig",
         "-n",
         namespace,
@@ -79,8 +79,32 @@ async fn plugin_names_what_is_missing_and_makes_it() -> Result<()> {
         "broken",
         "--in-namespaces",
         namespace,
-    ])?;
+    ];
+    let by_hand = [
+        "create",
+        "secret",
+        "generic",
+        "cli-mcp-broken-kubeconfig",
+        "--from-literal=kubeconfig=by hand",
+    ];
+    kubectl::ok(&[&["-n", namespace], &by_hand[..]].concat())?;
+    let refused = plugin(&make)?;
+    ensure!(
+        refused.0 == 1 && refused.2.contains("Secret cli-mcp-broken-kubeconfig") && refused.2.contains("--force"),
+        "{refused:?}"
+    );
+    let kept = [
+        "get",
+        "secret",
+        "cli-mcp-broken-kubeconfig",
+        "-o",
+        "jsonpath={.data.kubeconfig}",
+    ];
+    ensure!(kubectl::ok(&[&["-n", namespace], &kept[..]].concat())? == "YnkgaGFuZA==");
+    let made = plugin(&[&make[..], &["--force"]].concat())?;
     ensure!(made.0 == 0, "{made:?}");
+    let again = plugin(&make)?;
+    ensure!(again.0 == 0, "{again:?}");
     let token = kubectl::ok(&[
         "-n",
         namespace,

@@ -94,6 +94,14 @@ async fn plugin_runs_lists_and_ends_sessions() -> Result<()> {
     let table = plugin(namespace, &["sessions"])?.stdout;
     ensure!(table.starts_with("SESSION") && table.contains(session), "{table}");
 
+    let absent = plugin(namespace, &["sessions", "--instance", "absent"])?;
+    ensure!(
+        absent.code == 1 && absent.stderr.contains("has no CliMcpInstance absent"),
+        "{}{}",
+        absent.stdout,
+        absent.stderr
+    );
+
     let ended = plugin(namespace, &["delete", session])?;
     ensure!(
         ended.code == 0 && ended.stdout == "session plugin-1 ended\n",

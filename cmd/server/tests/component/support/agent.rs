@@ -75,6 +75,10 @@ impl Agent {
     pub(crate) fn ran(&self) -> Vec<String> {
         self.shell.ran.lock().unwrap().clone()
     }
+
+    pub(crate) fn stopped(&self) -> Vec<String> {
+        self.shell.stopped.lock().unwrap().clone()
+    }
 }
 
 fn error(status: StatusCode, text: &str) -> Response {
@@ -141,7 +145,6 @@ async fn exec(State(shell): State<Arc<Shell>>, headers: HeaderMap, Json(body): J
                 .map_or("none", |value| value.to_str().unwrap()),
             0,
         ),
-        "stopped" => result(&shell.stopped.lock().unwrap().join(","), 0),
         "busy" => {
             running.2 = true;
             return error(StatusCode::CONFLICT, "16 commands are waiting");

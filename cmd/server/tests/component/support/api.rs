@@ -243,6 +243,11 @@ impl Cluster {
         self.lock().agents.values().flat_map(Agent::ran).collect()
     }
 
+    /// All commands whose caller left before they ended, anywhere that still lives.
+    pub(crate) fn stopped_anywhere(&self) -> Vec<String> {
+        self.lock().agents.values().flat_map(Agent::stopped).collect()
+    }
+
     /// Pods whose agents were given a session, in that order, also those that are gone.
     pub(crate) fn assigned(&self) -> Vec<String> {
         self.assigned.lock().unwrap().clone()

@@ -3,6 +3,7 @@
 
 use std::path::PathBuf;
 use std::process::Output;
+use std::time::Duration;
 
 use serde_json::Value;
 use tempfile::TempDir;
@@ -39,7 +40,11 @@ fn stdio(command: &mut Command, dir: &TempDir, cluster: &Cluster) {
 }
 
 async fn run(command: &mut Command) -> Output {
-    let output = command.kill_on_drop(true).output().await.unwrap();
+    // A conversation takes seconds: one that waits for what does not come ends here.
+    let output = tokio::time::timeout(Duration::from_secs(120), command.kill_on_drop(true).output())
+        .await
+        .unwrap_or_else(|_| panic!("it does not end: {command:?}"))
+        .unwrap();
     assert!(
         output.status.success(),
         "{command:?}: {}\n{}\n{}",

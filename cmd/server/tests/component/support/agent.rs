@@ -145,6 +145,8 @@ async fn exec(State(shell): State<Arc<Shell>>, headers: HeaderMap, Json(body): J
                 .map_or("none", |value| value.to_str().unwrap()),
             0,
         ),
+        // For clients that are programs of their own.
+        "stopped" => result(&shell.stopped.lock().unwrap().join(","), 0),
         "busy" => {
             running.2 = true;
             return error(StatusCode::CONFLICT, "16 commands are waiting");

@@ -295,12 +295,12 @@ async fn a_sandbox_or_server_that_dies_at_any_stage_of_a_call_costs_no_session()
 
 /// Calls through the Service without end, from within the cluster, until `/tmp/stop` is there: of sessions that live, each call on
 /// a connection of its own; of one on a connection that is kept for five calls; and of sessions that begin. What is not a
-/// result is a failure, and printed.
+/// result is a failure, and printed. The Service's address is given: what the cluster's DNS does under load is not meant.
 const LOAD: &str = r#"
 server=https://cli-mcp-two.$NAMESPACE.svc:8443
 token=$(cat /var/run/secrets/kubernetes.io/serviceaccount/token)
 request() { # SESSION CURL-ARGUMENT...
-    curl -sS --noproxy '*' --cacert /ca/tls.crt -H "Authorization: Bearer $token" -H "X-Session-ID: $1" "${@:2}" 2>&1
+    curl -sS --noproxy '*' --cacert /ca/tls.crt --resolve "cli-mcp-two.$NAMESPACE.svc:8443:$ADDRESS" -H "Authorization: Bearer $token" -H "X-Session-ID: $1" "${@:2}" 2>&1
 }
 call() { # SESSION URL...
     request "$1" -H 'Content-Type: application/json' -H 'Accept: application/json, text/event-stream' "${@:2}" \
@@ -350,12 +350,14 @@ async fn a_rollout_under_load_fails_no_call() -> Result<()> {
         patient(&session, "true").await?;
     }
     let script = serde_json::to_string(LOAD)?;
+    let service = ["-n", namespace, "get", "service", "cli-mcp-two"];
+    let address = kubectl::ok(&[&service[..], &["-o", "jsonpath={.spec.clusterIP}"]].concat())?;
     kubectl::apply(&format!(
         r#"{{"apiVersion": "v1", "kind": "Pod", "metadata": {{"name": "load", "namespace": "{namespace}"}}, "spec": {{
             "serviceAccountName": "cli-mcp-two-client", "automountServiceAccountToken": true, "restartPolicy": "Never",
             "securityContext": {{"runAsNonRoot": true, "runAsUser": 1001, "seccompProfile": {{"type": "RuntimeDefault"}}}},
             "containers": [{{"name": "load", "image": "{image}", "imagePullPolicy": "IfNotPresent", "command": ["bash", "-c", {script}],
-                "env": [{{"name": "NAMESPACE", "value": "{namespace}"}}],
+                "env": [{{"name": "NAMESPACE", "value": "{namespace}"}}, {{"name": "ADDRESS", "value": "{address}"}}],
                 "securityContext": {{"allowPrivilegeEscalation": false, "capabilities": {{"drop": ["ALL"]}}}},
                 "volumeMounts": [{{"name": "ca", "mountPath": "/ca"}}]}}],
             "volumes": [{{"name": "ca", "secret": {{"secretName": "cli-mcp-two-tls", "items": [{{"key": "tls.crt", "path": "tls.crt"}}]}}}}]}}}}"#,

@@ -1,10 +1,10 @@
 //! Condition types and reasons of an instance (contract, section 9). Polarity is positive: True is well.
 
-/// The instance serves sessions.
+/// Everything is as declared, and the instance serves sessions.
 pub const READY: &str = "Ready";
 /// The credential proxy has a ready pod.
 pub const PROXY_READY: &str = "ProxyReady";
-/// The warm pool has its size.
+/// The warm pool was filled for this spec, or none is asked for; what sessions take of it is replaced.
 pub const WARM_POOL_READY: &str = "WarmPoolReady";
 /// The network of the sandboxes was proven closed.
 pub const EGRESS_ENFORCED: &str = "EgressEnforced";

@@ -82,9 +82,8 @@ pub struct SandboxSpec {
     #[schemars(length(min = 2, max = 32))]
     #[x_kube(validation = Rule::new("self.matches('^([0-9]+([.][0-9]+)?(ns|us|µs|ms|s|m|h))+$') && duration(self) > duration('0s')").message("must be a duration of more than zero, such as 30m, 1h30m or 45s"))]
     pub idle_timeout: String,
-    /// A session this old ends, in its first pause of half a minute: the command that runs when its time comes is not cut
-    /// off. At the latest it ends five and a half minutes later, and cuts off what was begun since. A duration. Empty: no
-    /// limit.
+    /// The longest life of a session: a duration such as 8h. When it is over, the session ends as soon as no command has run
+    /// for 30 seconds, and after another 5m30s in any case: a command that still runs then is cut off. Empty: no limit.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     #[schemars(length(max = 32))]
     #[x_kube(validation = Rule::new("self == '' || (self.matches('^([0-9]+([.][0-9]+)?(ns|us|µs|ms|s|m|h))+$') && duration(self) > duration('0s'))").message("must be empty or a duration of more than zero, such as 8h"))]
@@ -93,7 +92,8 @@ pub struct SandboxSpec {
     #[serde(default)]
     #[schemars(range(min = 0, max = 1000))]
     pub warm_pool_size: i32,
-    /// The most sessions at one time; 0: no limit. A new session beyond it is told that the instance is at capacity.
+    /// The most sessions at one time; 0: no limit. A new session beyond it is told that the instance is at capacity. Several
+    /// servers may exceed it by the sessions that begin at one moment.
     #[serde(default)]
     #[schemars(range(min = 0, max = 100_000))]
     pub max_sessions: i32,
@@ -215,7 +215,7 @@ pub struct ServerContainerSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[x_kube(validation = Rule::new("!has(self.claims) || self.claims.size() == 0").message("claims are not supported: use requests and limits"))]
     pub resources: Option<ResourceRequirements>,
-    /// Pull policy of the server's image.
+    /// Pull policy of the server's image. Unset: Kubernetes' own default for its tag.
     #[serde(default, deserialize_with = "empty_is_none", skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "pull_policy_schema")]
     pub image_pull_policy: Option<PullPolicy>,
@@ -263,7 +263,8 @@ pub struct Target {
     #[schemars(length(max = 64))]
     pub denied_resources: Vec<DeniedResource>,
     /// Literal hosts, each with or without a port: api.example.com, registry.example.com:8443, or an IPv6 address in
-    /// brackets. Without a port, 443.
+    /// brackets. Without a port, 443. A name must lead to public addresses only; an address that is listed itself may be
+    /// private.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 16), inner(length(min = 1, max = 261)))]
     #[x_kube(validation = Rule::new(r"self.all(d, !d.contains('*'))").message("domains: no wildcards, list each host"))]

@@ -47,7 +47,7 @@ pub struct Cluster {
     pub name: String,
     /// Its server.
     pub server: Server,
-    /// The certificates of `certificate-authority-data`; `None` leaves trust to the system's roots.
+    /// The certificates of `certificate-authority-data`; `None` leaves trust to the public roots.
     pub ca: Option<Vec<CertificateDer<'static>>>,
     /// The name that the server's certificate is checked against, when it is not the host's.
     pub tls_server_name: Option<String>,
@@ -238,7 +238,7 @@ fn parse_ca(data: &str) -> Result<Vec<CertificateDer<'static>>, String> {
     if certificates.is_empty() {
         return Err(
             "`certificate-authority-data` holds no certificate: encode the CA's PEM file, or remove the field to \
-                    trust the system's roots"
+                    trust the public roots"
                 .into(),
         );
     }

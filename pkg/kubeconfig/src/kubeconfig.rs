@@ -238,7 +238,7 @@ fn read(top: &Mapping, problems: &mut Problems) -> Option<Kubeconfig> {
             Ok(cluster) => {
                 if cluster.ca.is_none() {
                     warnings.push(format!(
-                        "cluster {} has no `certificate-authority-data`: its server is checked against the system's roots",
+                        "cluster {} has no `certificate-authority-data`: its server is checked against the public roots",
                         quoted(name)
                     ));
                 }

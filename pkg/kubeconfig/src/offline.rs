@@ -85,7 +85,7 @@ pub fn check(file: &Path) -> Result<Report, OfflineError> {
                 .unwrap_or_default();
             let trust = match &endpoint.cluster.ca {
                 Some(certificates) => format!("{} CA certificate(s) of the file", certificates.len()),
-                None => "the system's roots".to_owned(),
+                None => "the public roots".to_owned(),
             };
             format!(
                 "serves {} (cluster {}) as user {} with {credential}{acting}, trusting {trust}",

@@ -12,9 +12,9 @@ use crate::user::{Credential, Impersonation};
 /// Whom a server's certificate must come from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Trust {
-    /// Only these certificates, never the system's roots beside them (`proxy_cases.md`, case 68).
+    /// Only these certificates, never the public roots beside them (`proxy_cases.md`, case 68).
     Only(Vec<CertificateDer<'static>>),
-    /// The system's roots.
+    /// The public roots, Mozilla's.
     System,
 }
 

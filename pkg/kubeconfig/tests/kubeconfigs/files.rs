@@ -252,7 +252,7 @@ fn two_credentials_for_one_server_are_refused_and_told_apart_by_prefix() {
         kubeconfig
             .warnings()
             .iter()
-            .any(|warning| warning.contains("system's roots"))
+            .any(|warning| warning.contains("public roots"))
     );
 }
 

@@ -23,21 +23,27 @@ const DURATIONS: [f64; 10] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0
 /// Why a reconcile failed.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct FailureLabels {
+    /// `conflict`, `forbidden`, `api` (another answer of the API server), `transport` (none), `incomplete`, `generate`, `serialize`.
     error: &'static str,
 }
 
 /// What was done to a sandbox.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct SandboxLabels {
+    /// `created` and `deleted` for the pool, `ended` for a session that was over.
     action: &'static str,
 }
 
 /// A condition of an instance and one of the statuses that it may have.
 #[derive(Clone, Debug, PartialEq, Eq, EncodeLabelSet)]
 pub struct ConditionLabels {
+    /// That of the instance.
     namespace: String,
+    /// That of the instance.
     name: String,
+    /// Type of the condition.
     r#type: String,
+    /// `true`, `false` or `unknown`.
     status: &'static str,
 }
 

@@ -51,11 +51,13 @@ impl EncodeLabelValue for CallOutcome {
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct OutcomeLabels {
+    /// `success`, `failure`, `shell_ended`, `timed_out`, `cancelled`, `too_many_processes`.
     outcome: CallOutcome,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct StreamLabels {
+    /// `stdout` or `stderr`.
     stream: &'static str,
 }
 

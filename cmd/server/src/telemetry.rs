@@ -54,6 +54,9 @@ struct ClaimLabels {
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct OutcomeLabels {
+    /// `ok`, `nonzero_exit`, `timed_out`; or why there is no result: `bad_arguments`, `bad_session`, `at_capacity`, `gate_closed`,
+    /// `egress_not_enforced`, `not_ready`, `cannot_start`, `busy`, `refused`, `cluster_error`, `lost`, `sandbox_died`, `cancelled`,
+    /// `shutting_down`.
     outcome: &'static str,
 }
 

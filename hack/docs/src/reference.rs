@@ -3,13 +3,14 @@
 mod crd;
 mod flags;
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use anyhow::Result;
 use cli_mcp_api::names;
 
 use crate::Page;
-use crate::source::{self, Field, Metric};
+use crate::source::{self, Field, Label, Metric};
 
 const NOTE: &str = "<!-- Generated from the code by `make docs`. Do not edit. -->\n";
 
@@ -112,12 +113,23 @@ fn metrics(repository: &Path) -> Result<String> {
         for metric in &exported.metrics {
             text.push_str(&metric_row(exported.prefix, metric));
         }
+        let mut labels: BTreeMap<&Label, Vec<String>> = BTreeMap::new();
+        for metric in &exported.metrics {
+            for label in &metric.labels {
+                labels.entry(label).or_default().push(format!("`…_{}`", metric.name));
+            }
+        }
+        text.push_str("\n| label | of | values |\n|---|---|---|\n");
+        for (label, metrics) in labels {
+            let (name, metrics, values) = (&label.name, metrics.join(", "), cell(&label.values));
+            text.push_str(&format!("| `{name}` | {metrics} | {values} |\n"));
+        }
     }
     Ok(text)
 }
 
 fn metric_row(prefix: &str, metric: &Metric) -> String {
-    let labels: Vec<String> = metric.labels.iter().map(|label| format!("`{label}`")).collect();
+    let labels: Vec<String> = metric.labels.iter().map(|label| format!("`{}`", label.name)).collect();
     format!(
         "| `{prefix}_{}` | {} | {} | {} |\n",
         metric.name,
@@ -155,7 +167,8 @@ fn conditions(repository: &Path) -> Result<String> {
     }
     text.push_str(&format!(
         "\n## Objects\n\nAn instance `NAME` owns `{}` and what follows from that name: `{}`, `{}`, `{}`. The Secrets `{}` and `{}`\n\
-         are the administrator's. Every server may review tokens by the ClusterRoleBinding `{}`. The operator elects its leader\n\
+         are the administrator's; `{}` and `{}` the operator makes, once. The server listens on port {} and, for probes, on 8081, the\n\
+         proxy on {} and {}, the agent of a sandbox on 8090. Every server may review tokens by the ClusterRoleBinding `{}`. The operator elects its leader\n\
          over the Lease `{}`, and its finalizer is `{}`.\n",
         names::server("NAME"),
         names::sandbox("NAME"),
@@ -163,6 +176,11 @@ fn conditions(repository: &Path) -> Result<String> {
         names::client("NAME"),
         names::kubeconfig("NAME"),
         names::tls("NAME"),
+        names::hmac("NAME"),
+        names::proxy_ca("NAME"),
+        names::SERVER_PORT,
+        names::PROXY_PORT,
+        names::PROXY_HEALTH_PORT,
         names::AUTH_DELEGATOR_BINDING,
         names::LEADER_LEASE,
         names::FINALIZER,

@@ -10,7 +10,7 @@ use proc_macro2::TokenTree;
 use syn::visit::Visit;
 use syn::{Attribute, Expr, Lit, Meta};
 
-pub use collect::{Metric, Text};
+pub use collect::{Label, Metric, Text};
 
 /// Where the texts that users meet come from: folder, and how a list of `docs/troubleshoot.md` calls it.
 const PARTS: [(&str, &str); 8] = [

@@ -30,7 +30,7 @@ fn labels_of(exported: &[Exported], series: &str) -> Option<BTreeSet<String>> {
         }
         _ => (metric.name == name).then_some((metric, false)),
     })?;
-    let mut labels: BTreeSet<String> = metric.labels.iter().cloned().collect();
+    let mut labels: BTreeSet<String> = metric.labels.iter().map(|label| label.name.clone()).collect();
     labels.extend(target_labels(program.prefix).iter().map(|&label| label.to_owned()));
     if bucket {
         labels.insert("le".to_owned());

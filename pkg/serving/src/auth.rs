@@ -27,6 +27,8 @@ pub struct Caller(pub Arc<User>);
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct ResultLabels {
+    /// `allowed`, `no_token`, `bad_token` (the API server does not know it), `forbidden` (the user lacks the right), `unavailable`
+    /// (the API server did not answer).
     result: &'static str,
 }
 

@@ -4,9 +4,11 @@ use std::collections::BTreeMap;
 
 use syn::ext::IdentExt;
 use syn::visit::{self, Visit};
-use syn::{Expr, ExprCall, ExprMethodCall, ExprStruct, ExprTuple, Field, ItemEnum, ItemMod, ItemStruct, Type};
+use syn::{
+    Attribute, Expr, ExprCall, ExprMethodCall, ExprStruct, ExprTuple, Field, ItemEnum, ItemMod, ItemStruct, Type,
+};
 
-use super::{first_literal, for_tests, literal};
+use super::{doc, first_literal, for_tests, literal};
 
 /// An error text.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -171,32 +173,50 @@ pub struct Metric {
     pub name: String,
     /// Counter, gauge or histogram.
     pub kind: &'static str,
-    /// Names of its labels.
-    pub labels: Vec<String>,
+    /// Its labels.
+    pub labels: Vec<Label>,
     /// What it counts.
     pub help: String,
+}
+
+/// A label of a metric.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Label {
+    /// Name.
+    pub name: String,
+    /// What it may be: the variants of its type, else the doc comment of its field.
+    pub values: String,
 }
 
 pub(crate) struct Metrics {
     /// Types of fields by name, over all structs of the file.
     types: BTreeMap<String, Type>,
     /// Fields of label sets by name of the struct.
-    labels: BTreeMap<String, Vec<String>>,
+    labels: BTreeMap<String, Vec<Label>>,
     pub(crate) found: Vec<Metric>,
 }
 
 impl Metrics {
     pub(crate) fn new(file: &syn::File) -> Self {
         let (mut types, mut labels) = (BTreeMap::new(), BTreeMap::new());
+        let variants = label_values(file);
         for item in &file.items {
             let syn::Item::Struct(item) = item else { continue };
             let named = |field: &Field| Some((field.ident.as_ref()?.to_string(), field.ty.clone()));
             types.extend(item.fields.iter().filter_map(named));
-            let names = item
-                .fields
-                .iter()
-                .filter_map(|field| Some(field.ident.as_ref()?.unraw().to_string()));
-            labels.insert(item.ident.to_string(), names.collect());
+            let of_field = |field: &Field| {
+                let mut names = Vec::new();
+                idents(&field.ty, &mut names);
+                let values = names.iter().find_map(|name| variants.get(name)).cloned();
+                Some(Label {
+                    name: field.ident.as_ref()?.unraw().to_string(),
+                    values: values.unwrap_or_else(|| doc(&field.attrs)),
+                })
+            };
+            labels.insert(
+                item.ident.to_string(),
+                item.fields.iter().filter_map(of_field).collect(),
+            );
         }
         Self {
             types,
@@ -279,6 +299,32 @@ impl<'ast> Visit<'ast> for Metrics {
         }
         visit::visit_expr_tuple(self, tuple);
     }
+}
+
+/// The variants of each enum of a file that is written as a label's value as it stands.
+fn label_values(file: &syn::File) -> BTreeMap<String, String> {
+    let derived = |attributes: &[Attribute]| {
+        attributes.iter().any(|attribute| {
+            let list = attribute.meta.require_list();
+            attribute.path().is_ident("derive")
+                && list.is_ok_and(|list| list.tokens.to_string().contains("EncodeLabelValue"))
+        })
+    };
+    file.items
+        .iter()
+        .filter_map(|item| match item {
+            syn::Item::Enum(item) if derived(&item.attrs) => Some(item),
+            _ => None,
+        })
+        .map(|item| {
+            let variants: Vec<String> = item
+                .variants
+                .iter()
+                .map(|variant| format!("`{}`", variant.ident))
+                .collect();
+            (item.ident.to_string(), variants.join(", "))
+        })
+        .collect()
 }
 
 /// `metrics.requests.clone()` or `requests.clone()`: the name.
@@ -369,7 +415,8 @@ mod tests {
     #[test]
     fn metrics_have_the_name_kind_and_labels_that_are_exported() {
         let code = r#"
-            struct Labels { r#type: &'static str }
+            #[derive(EncodeLabelValue)] enum Stage { Claim, Ready }
+            struct Labels { #[doc = "`a` or `b`"] r#type: &'static str, stage: Stage }
             struct M { requests: Family<Labels, Counter>, durations: Histogram, open: Gauge<i64, A> }
             fn r(registry: &mut R) {
                 registry.register("requests", "Requests", metrics.requests.clone());
@@ -383,12 +430,20 @@ mod tests {
         let found: Vec<_> = visitor
             .found
             .iter()
-            .map(|metric| (metric.name.as_str(), metric.kind, metric.labels.join(",")))
+            .map(|metric| {
+                let label = |label: &Label| format!("{}={}", label.name, label.values);
+                let labels: Vec<String> = metric.labels.iter().map(label).collect();
+                (metric.name.as_str(), metric.kind, labels.join(" "))
+            })
             .collect();
         assert_eq!(
             found,
             [
-                ("requests_total", "counter", "type".to_owned()),
+                (
+                    "requests_total",
+                    "counter",
+                    "type=`a` or `b` stage=`Claim`, `Ready`".to_owned()
+                ),
                 ("duration_seconds", "histogram", String::new()),
                 ("open", "gauge", String::new()),
                 ("sessions", "gauge", String::new())

@@ -17,14 +17,12 @@ use crate::sink::Sink;
 
 /// `exit_code` when the shell was killed from outside its own reckoning.
 pub(crate) const KILLED: ExitCode = 137;
-/// `$?` of a list that SIGINT has ended.
-const INTERRUPTED: ExitCode = 130;
 /// How long a shell may print its state while it ends itself.
 const LAST_WORDS: Duration = Duration::from_secs(3);
-/// When a running call is first looked at for a shell that is back at its prompt without having said so, and the
-/// longest time between two such looks.
-const SILENCE: Duration = Duration::from_millis(50);
-const MAX_SILENCE: Duration = Duration::from_secs(5);
+/// How often a running call is looked at for a shell that is back at its prompt without having said so: an error in a command
+/// that takes bash to its top level discards the agent's line with it. A look is one small read, and what a line behind the
+/// call's would tell sooner costs more: some builds of bash 5.2 that met an unclosed `$(` are spoilt by the next line.
+const SILENCE: Duration = Duration::from_millis(20);
 /// How long a command's status is looked for at once, giving way to bash each time. On a busy machine one such turn may take
 /// long, and is then the last.
 const QUICK_LOOKS: Duration = Duration::from_micros(100);
@@ -72,8 +70,7 @@ impl Running<'_> {
         } = self;
         let mut error_buffer = vec![0; 16 << 10];
         let mut asked = Asked::Nothing;
-        let mut silence = SILENCE;
-        let mut look_at = Instant::now() + silence;
+        let mut look_at = Instant::now() + SILENCE;
         let mut last_words: Option<Instant> = None;
         // The shortest commands end before this thread could sleep and be woken.
         let quick_until = Instant::now() + QUICK_LOOKS;
@@ -98,25 +95,13 @@ impl Running<'_> {
                         return End::Shell(code);
                     }
                     if let Some(status) = shell.poll_status(nonce) {
-                        return End::Status(if asked.broken() { recovered(status) } else { status });
+                        return End::Status(if asked.broken() { recovered(status, shell) } else { status });
                     }
-                    match asked.answer(shell) {
-                        Some(status) if matches!(asked, Asked::Least(_)) => {
-                            let again = Nonce::new();
-                            let (line, next) = if status.code == INTERRUPTED {
-                                let line = script::probe(&again, &shell.hazards, false, &shell.channel);
-                                (line, Asked::AfterInterrupt(again))
-                            } else {
-                                let line = script::recover(&again, &shell.hazards, &shell.channel);
-                                (line, Asked::AfterBreak(again))
-                            };
-                            if shell.write(&line).is_ok() {
-                                asked = next;
-                            }
+                    if let Some(status) = asked.answer(shell) {
+                        if let Some(status) = asked.take(status, shell) {
+                            return End::Status(status);
                         }
-                        Some(status) if asked.broken() => return End::Status(recovered(status)),
-                        Some(status) => return End::Status(Status { code: INTERRUPTED, ..status }),
-                        None => {}
+                        look_at = Instant::now() + SILENCE;
                     }
                     if shell.ending_with().is_some() && last_words.is_none() {
                         last_words = Some(Instant::now() + LAST_WORDS);
@@ -142,22 +127,25 @@ impl Running<'_> {
                 }
                 // The wrapper may have broken on what the command left behind: then bash is at its prompt and answers this.
                 () = sleep_until(look_at) => {
-                    silence = (silence * 2).min(MAX_SILENCE);
-                    look_at = Instant::now() + silence;
+                    look_at = Instant::now() + SILENCE;
                     if !shell.at_prompt() {
                         continue;
                     }
                     let again = Nonce::new();
                     let (line, next) = match asked {
                         Asked::Nothing => {
-                            let line = script::ask_least(&again, &shell.hazards, &shell.channel);
-                            (line.into_bytes(), Asked::Least(again))
+                            let line = script::ask_least(&again, &shell.channel);
+                            (line, Asked::Least(again))
                         }
                         Asked::Least(_) => {
                             let line = script::recover(&again, &shell.hazards, &shell.channel);
-                            (line, Asked::AfterBreak(again))
+                            (line, Asked::AfterBreak(again, None))
                         }
-                        Asked::AfterInterrupt(_) | Asked::AfterBreak(_) => {
+                        Asked::Again(_, ref told) => {
+                            let line = script::recover(&again, &shell.hazards, &shell.channel);
+                            (line, Asked::AfterBreak(again, Some(told.clone())))
+                        }
+                        Asked::AfterBreak(..) => {
                             shell.signal(Signal::SIGKILL);
                             shell.exit.wait().await;
                             return End::Shell(KILLED);
@@ -175,24 +163,49 @@ impl Running<'_> {
 /// What a shell was asked that is back at its prompt without having told its status, and by which nonce it will say so.
 enum Asked {
     Nothing,
-    /// Only its status: the command may have interrupted it.
+    /// Only what became of its line.
     Least(Nonce),
-    /// All, since it was interrupted.
-    AfterInterrupt(Nonce),
-    /// What can be got from it, since its line was broken.
-    AfterBreak(Nonce),
+    /// All, since its line has discarded itself, which it told; an interrupt by the command does that too.
+    Again(Nonce, Status),
+    /// What can be got from it, since its line was broken, and what it told before.
+    AfterBreak(Nonce, Option<Status>),
 }
 
 impl Asked {
     fn answer(&self, shell: &mut Shell) -> Option<Status> {
         match self {
             Self::Nothing => None,
-            Self::Least(nonce) | Self::AfterInterrupt(nonce) | Self::AfterBreak(nonce) => shell.poll_status(nonce),
+            Self::Least(nonce) | Self::Again(nonce, _) | Self::AfterBreak(nonce, _) => shell.poll_status(nonce),
         }
     }
 
     fn broken(&self) -> bool {
-        matches!(self, Self::AfterBreak(_))
+        matches!(self, Self::AfterBreak(..))
+    }
+
+    /// Takes an answer: the whole status, or the news that the line has discarded itself, after which the shell is asked for
+    /// the rest.
+    fn take(&mut self, answer: Status, shell: &mut Shell) -> Option<Status> {
+        if answer.discarded {
+            let again = Nonce::new();
+            let lines = script::ask_again(&again, &answer, &shell.hazards, &shell.channel);
+            // A shell that does not read is asked once more when it is looked at.
+            if let Err(error) = shell.write(&lines) {
+                tracing::debug!(%error, "The shell whose line was discarded does not read");
+            }
+            *self = Self::Again(again, answer);
+            return None;
+        }
+        Some(match self {
+            Self::Nothing | Self::Least(_) => answer,
+            Self::Again(_, told) => answer.completed(told),
+            Self::AfterBreak(_, Some(told)) => recovered(answer.completed(told), shell),
+            // No success that nobody has told.
+            Self::AfterBreak(_, None) => {
+                let code = answer.code.max(1);
+                recovered(Status { code, ..answer }, shell)
+            }
+        })
     }
 }
 
@@ -206,9 +219,9 @@ async fn halted(crowd: Option<&Crowd>) -> usize {
 }
 
 /// A status that was got from a broken wrapper: its lines have switched aliases off, and what broke it is not known.
-fn recovered(status: Status) -> Status {
+fn recovered(status: Status, shell: &Shell) -> Status {
     Status {
-        aliases: Some(true),
+        aliases: status.aliases.or(shell.before.aliases).or(Some(true)),
         time_unusable: true,
         ..status
     }

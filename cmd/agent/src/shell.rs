@@ -277,6 +277,7 @@ impl Shell {
             flags: status.flags,
             stash: *status.stash,
             aliases: status.aliases,
+            traces: status.traces.unwrap_or(self.before.traces),
         };
         self.hazards.time_unusable |= status.time_unusable;
     }

@@ -1,8 +1,10 @@
 //! The line that runs one call.
 
-use super::channel::{Channel, NULL, call_is_open, close_call, open_call, redirections};
+use super::channel::{
+    Channel, NULL, call_is_open, close_call, lead_traces_aside, lead_traces_to, open_call, redirections,
+};
 use super::status::{Asked, Dialect, refuse, report, report_here};
-use super::{ALIASES_OFF, Before, Hazards, Nonce, STASHED, builtin, contains, mentions_aliases};
+use super::{ALIASES_OFF, Before, Hazards, Nonce, STASHED, builtin, contains, may_rename_time, mentions_aliases};
 
 /// `TIMEFORMAT` as bash behaves without one, quoted.
 const DEFAULT_TIMEFORMAT: &str = r"$'\nreal\t%3lR\nuser\t%3lU\nsys\t%3lS'";
@@ -50,10 +52,16 @@ pub fn call(
     if before.flags.contains(['e', 'u']) {
         line.extend_from_slice(b"\\set +eu; ");
     }
+    let renamed = std::str::from_utf8(command).is_ok_and(may_rename_time);
+    let after = Hazards {
+        time_unusable: hazards.time_unusable || renamed,
+        ..hazards.clone()
+    };
     let switch_off = hazards.aliased_keywords || mentions_aliases(command);
     let asked = Asked {
-        guarded: hazards.time_at_risk || contains(command, b"TIMEFORMAT"),
+        guarded: hazards.time_at_risk || contains(command, b"TIMEFORMAT") || may_run_other_text(command),
         with_options: switch_off,
+        with_traces: !after.time_unusable && (before.traces != 0 || contains(command, b"XTRACEFD")),
         with_version: false,
     };
     let CallPaths {
@@ -82,21 +90,28 @@ pub fn call(
     put_back(&mut line, before, hazards);
     let dot = builtin(hazards, ".");
     let negation = if dialect.negation_exempts { "" } else { "! " };
+    let to = match before.traces {
+        0 => String::new(),
+        number => lead_traces_to(number),
+    };
+    let aside = if asked.with_traces {
+        lead_traces_aside()
+    } else {
+        String::new()
+    };
+    let tell = match (form, asked.with_traces) {
+        (Form::Bare, _) => format!("{} >/dev/null{aside}", report(nonce, &after, asked, channel)),
+        (_, true) => format!("{{ {}; }}{aside}", report_here(nonce, &after, asked, channel)),
+        (_, false) => report_here(nonce, &after, asked, channel),
+    };
     let run = match form {
         Form::Covered => format!(
-            "{negation}{dot} {command} {}; {}; {}",
+            "{negation}{dot} {command}{to} {}; {tell}; {}",
             redirections(),
-            report_here(nonce, hazards, asked, channel),
             close_call(hazards)
         ),
-        Form::Bare => format!(
-            "{negation}{dot} {command} 0<&{NULL}; {} >/dev/null",
-            report(nonce, hazards, asked, channel)
-        ),
-        Form::Among => format!(
-            "{negation}{dot} {command} </dev/null >{stdout} 2>{stderr}; {}",
-            report_here(nonce, hazards, asked, channel)
-        ),
+        Form::Bare => format!("{negation}{dot} {command}{to} 0<&{NULL}; {tell}"),
+        Form::Among => format!("{negation}{dot} {command}{to} </dev/null >{stdout} 2>{stderr}; {tell}"),
     };
     line.extend_from_slice(run.as_bytes());
     if switch_off {
@@ -105,6 +120,13 @@ pub fn call(
     }
     line.push(b'\n');
     line
+}
+
+/// Whether a command may run text that is not its own: a file that it sources, or words that it puts together.
+fn may_run_other_text(command: &[u8]) -> bool {
+    [b"source".as_slice(), b". ", b"eval"]
+        .iter()
+        .any(|word| contains(command, word))
 }
 
 /// What a command must find as the last one left it.
@@ -136,6 +158,8 @@ fn put_back(line: &mut Vec<u8>, before: &Before, hazards: &Hazards) {
     }
     // In a list before its end a failure sets `$?` and triggers nothing.
     match before.code {
+        // Without that variable nothing before the command has set it.
+        0 if hazards.time_unusable => line.extend_from_slice(b"[[ x ]]; "),
         0 => {}
         1 => line.extend_from_slice(b"[[ '' ]] && [[ x ]]; "),
         code => line.extend_from_slice(format!("(\\exit {code}) && [[ x ]]; ").as_bytes()),

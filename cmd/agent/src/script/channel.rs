@@ -5,7 +5,7 @@
 //! from the last of its first 256. What it saves is closed in children; so are duplicates of that, and nothing else that a
 //! line could open. So the agent's lines make it save what they want to keep.
 
-use super::{Hazards, builtin};
+use super::{Hazards, TRACES, builtin};
 
 /// The call's stdout and stderr.
 const CALL: [u32; 2] = [252, 253];
@@ -78,6 +78,22 @@ pub(super) fn call_is_open(stderr: &str) -> String {
 /// The redirections of a command to what was opened.
 pub(super) fn redirections() -> String {
     format!("0<&{NULL} >&{} 2>&{}", CALL[0], CALL[1])
+}
+
+/// A redirection that changes nothing but where traces go: from where the command has led them to the status pipe. Only what a
+/// redirection does is traced nowhere. The number that was given up is left in a variable of the agent's.
+pub(super) fn lead_traces_aside() -> String {
+    format!(" 2>&$(({TRACES}=${{BASH_XTRACEFD:-0}},{TRACES}?(BASH_XTRACEFD={STATUS}):0,2))")
+}
+
+/// The same for where the command finds them led.
+pub(super) fn lead_traces_to(number: u32) -> String {
+    format!(" 0<&$((BASH_XTRACEFD={number},0))")
+}
+
+/// Whether a number is none of the agent's own.
+pub(super) fn is_users(number: u32) -> bool {
+    !(CALL[0]..=258).contains(&number)
 }
 
 /// Closes it.

@@ -13,7 +13,7 @@ use nix::sys::signal::Signal;
 
 pub use self::call::{CallPaths, Form, call};
 pub use self::channel::{Channel, NULL, ROOM, STATUS, TELLING, close_left, keep_null};
-use self::status::{Asked, report, report_here};
+use self::status::{Asked, report, report_here, tell_discard};
 pub use self::status::{Dialect, Status, find_status};
 use crate::snapshot::print_shadows;
 
@@ -64,12 +64,27 @@ pub const KEYWORDS: [&str; 7] = ["time", "!", "[[", "{", "while", "do", "done"];
 /// The variable in which a restore script lists the functions that bash does not read again.
 pub const FAILED_FUNCTIONS: &str = "CLI_MCP_F";
 
+/// The variable that holds the user's `BASH_XTRACEFD` while a status is told.
+const TRACES: &str = "CLI_MCP_T";
+
 /// Ends a line after which no alias may be expanded in the agent's own lines: some may be called like keywords.
 const ALIASES_OFF: &str = r"\shopt -u expand_aliases";
 
 /// Whether a command may define an alias.
 fn mentions_aliases(command: &[u8]) -> bool {
     contains(command, b"alias") || contains(command, b"ALIAS")
+}
+
+/// Whether a command may make `TIMEFORMAT` another name of a variable of the user's, which a status must not be written to.
+/// No attribute in an expansion tells of that.
+#[must_use]
+pub fn may_rename_time(command: &str) -> bool {
+    let declares = ["declare", "typeset"].iter().any(|word| command.contains(word));
+    declares
+        && command.match_indices("TIMEFORMAT").any(|(at, _)| {
+            let option = command[..at].split_whitespace().next_back().unwrap_or_default();
+            option.starts_with('-') && option.contains('n')
+        })
 }
 
 /// Whether a text has a word in it.
@@ -101,6 +116,8 @@ pub struct Before {
     pub stash: Stash,
     /// The user's `expand_aliases`, where it is off only for the time between calls.
     pub aliases: Option<bool>,
+    /// The user's `BASH_XTRACEFD`, or 0.
+    pub traces: u32,
 }
 
 /// Quotes text for bash.
@@ -156,12 +173,24 @@ pub fn probe(nonce: &Nonce, hazards: &Hazards, quiet: bool, channel: &Channel) -
 
 /// Asks for `$?` in the way that needs least.
 #[must_use]
-pub fn ask_least(nonce: &Nonce, hazards: &Hazards, channel: &Channel) -> String {
-    let least = Hazards {
-        time_unusable: true,
+pub fn ask_least(nonce: &Nonce, channel: &Channel) -> Vec<u8> {
+    format!("\n{{ {}; }} 2>{}\n", tell_discard(nonce), channel.status).into_bytes()
+}
+
+/// The lines that ask a shell for its whole state whose line has discarded itself, and which `told` what it could of it.
+/// Nothing of what the command has set may end it in the agent's lines, nor take them over.
+#[must_use]
+pub fn ask_again(nonce: &Nonce, told: &Status, hazards: &Hazards, channel: &Channel) -> Vec<u8> {
+    let hazards = Hazards {
+        time_unusable: hazards.time_unusable || told.time_unusable,
         ..hazards.clone()
     };
-    format!("\n{}\n", report(nonce, &least, Asked::default(), channel))
+    let mut lines = Vec::new();
+    if told.flags.contains(['e', 'u']) {
+        lines.extend_from_slice(b"\\set +eu\n");
+    }
+    lines.extend_from_slice(&probe(nonce, &hazards, true, channel));
+    lines
 }
 
 /// The lines for a bash that is back at its prompt without having said so: what the last command left behind has broken
@@ -169,10 +198,14 @@ pub fn ask_least(nonce: &Nonce, hazards: &Hazards, channel: &Channel) -> String 
 /// `TIMEFORMAT` holds, where only the keyword was taken over; the last asks in the way that needs least.
 #[must_use]
 pub fn recover(nonce: &Nonce, hazards: &Hazards, channel: &Channel) -> Vec<u8> {
+    let least = Hazards {
+        time_unusable: true,
+        ..hazards.clone()
+    };
     format!(
-        "\n{ALIASES_OFF}\n{{ time; }} 2>{}\n{}",
+        "\n{ALIASES_OFF}\n{{ time; }} 2>{}\n\n{}\n",
         channel.status,
-        ask_least(nonce, hazards, channel)
+        report(nonce, &least, Asked::default(), channel)
     )
     .into_bytes()
 }

@@ -2,8 +2,8 @@
 
 use std::fmt::Write as _;
 
-use super::channel::Channel;
-use super::{FAILED_FUNCTIONS, Hazards, Nonce, STASHED, Stash};
+use super::channel::{Channel, is_users};
+use super::{FAILED_FUNCTIONS, Hazards, Nonce, STASHED, Stash, TRACES};
 
 /// Separates the fields of a status line; `${x@Q}` never yields it.
 const FIELD: char = '\u{1f}';
@@ -21,14 +21,32 @@ pub struct Status {
     pub stash: Box<Stash>,
     /// The user's `expand_aliases`, where the line has switched it off for the time between calls.
     pub aliases: Option<bool>,
+    /// The user's `BASH_XTRACEFD` or 0, where it was asked for: it has led the traces of the line itself elsewhere.
+    pub traces: Option<u32>,
     /// `TIMEFORMAT` has an attribute that keeps the agent from setting it.
     pub time_unusable: bool,
     /// What this bash does differently, where it was asked.
     pub dialect: Dialect,
     /// The line has discarded itself, and nothing of the command has run.
     pub refused: bool,
+    /// The line has discarded itself behind the command's back: an error inside that took bash to its top level. Then only
+    /// code, flags and aliases are told, and what is known of `TIMEFORMAT`.
+    pub discarded: bool,
     /// The numbers of functions that a restore script could not bring back.
     pub unrestored: Vec<usize>,
+}
+
+impl Status {
+    /// What a shell answered whose line had discarded itself, with what it `told` of that before.
+    #[must_use]
+    pub fn completed(self, told: &Self) -> Self {
+        Self {
+            code: told.code,
+            aliases: told.aliases,
+            time_unusable: told.time_unusable || self.time_unusable,
+            ..self
+        }
+    }
 }
 
 /// Where versions of bash differ in what the wrapper rests on.
@@ -60,6 +78,8 @@ pub(super) struct Asked {
     pub(super) guarded: bool,
     /// `BASHOPTS` is wanted as well.
     pub(super) with_options: bool,
+    /// So is where traces are led, which a redirection has noted: see [`super::channel::lead_traces_aside`].
+    pub(super) with_traces: bool,
     /// So are the version of bash and what a restore script says.
     pub(super) with_version: bool,
 }
@@ -84,6 +104,8 @@ fn spelled(nonce: &Nonce) -> String {
 const GUARD_MARK: &str = "16#";
 /// What stands before the nonce where the status is asked for by an expression that is none.
 const ERROR_MARK: &str = "@";
+/// What stands before the nonce where a line of its own tells what became of the one before it.
+const DISCARD_MARK: &str = "@@";
 /// What stands after the nonce where there is no status to tell.
 const REFUSED: &str = "refused";
 
@@ -113,6 +135,10 @@ pub(super) fn report_here(nonce: &Nonce, hazards: &Hazards, asked: Asked, channe
         line.push_str("$BASHOPTS");
     }
     line.push(FIELD);
+    if asked.with_traces {
+        let _ = write!(line, "${{{TRACES}-}}");
+    }
+    line.push(FIELD);
     if asked.with_version {
         let _ = write!(
             line,
@@ -128,6 +154,9 @@ pub(super) fn report_here(nonce: &Nonce, hazards: &Hazards, asked: Asked, channe
         channel.mend_control(hazards),
         nonce.0
     );
+    if asked.with_traces {
+        let _ = write!(line, "\\unset -v {TRACES}; ");
+    }
     line.push_str(
         "[[ ${PS0-}${PS1-}${PS2-}${TMOUT-}${PROMPT_COMMAND+x} ]] && { PS0= PS1= PS2= TMOUT=; PROMPT_COMMAND=(); }",
     );
@@ -137,6 +166,15 @@ pub(super) fn report_here(nonce: &Nonce, hazards: &Hazards, asked: Asked, channe
 /// A way to discard the line that says so: the status of one that ran nothing.
 pub(super) fn refuse(nonce: &Nonce) -> String {
     format!("_=$(({ERROR_MARK}{} {REFUSED}))", spelled(nonce))
+}
+
+/// A command on a line of its own that tells what the line before it left behind, in the way that needs least. `$?` is what
+/// bash itself has made of the error that discarded it.
+pub(super) fn tell_discard(nonce: &Nonce) -> String {
+    format!(
+        "_=$(({DISCARD_MARK}{} $?{FIELD}$-{FIELD}$BASHOPTS{FIELD}${{TIMEFORMAT+${{TIMEFORMAT@a}}}}{FIELD}))",
+        spelled(nonce)
+    )
 }
 
 /// Finds the status line of `nonce` in what came over the pipe.
@@ -157,12 +195,14 @@ pub fn find_status(pipe: &[u8], nonce: &Nonce) -> Option<Status> {
         let (before, rest) = (&pipe[..found], &pipe[start..start + end]);
         let line_starts = found == 0 || before.ends_with(b"\n");
         match rest.split_first() {
+            Some((b' ', fields)) if before.ends_with(DISCARD_MARK.as_bytes()) => return Some(discarded_status(fields)),
             // What follows is the error's own text.
             Some((b' ', fields)) if before.ends_with(ERROR_MARK.as_bytes()) => {
                 return Some(Status {
                     refused: fields.starts_with(REFUSED.as_bytes()),
                     stash: Box::default(),
                     aliases: None,
+                    time_unusable: true,
                     ..parse_status(fields)
                 });
             }
@@ -184,11 +224,35 @@ fn guarded_status(text: &[u8]) -> Status {
     }
 }
 
+fn code_of(field: &[u8]) -> u8 {
+    String::from_utf8_lossy(field).trim().parse().unwrap_or(1)
+}
+
+fn lists_aliases(options: &[u8]) -> bool {
+    options
+        .split(|byte| *byte == b':')
+        .any(|name| name == b"expand_aliases")
+}
+
+/// What [`tell_discard`] tells.
+fn discarded_status(line: &[u8]) -> Status {
+    let mut fields = line.split(|byte| *byte == FIELD as u8);
+    let mut next = || fields.next().unwrap_or_default();
+    Status {
+        code: code_of(next()),
+        flags: String::from_utf8_lossy(next()).into_owned(),
+        aliases: Some(lists_aliases(next())),
+        time_unusable: !next().is_empty(),
+        discarded: true,
+        ..Status::default()
+    }
+}
+
 fn parse_status(line: &[u8]) -> Status {
     let mut fields = line.split(|byte| *byte == FIELD as u8);
     let mut next = || fields.next().unwrap_or_default();
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    let code = text(next()).trim().parse().unwrap_or(1);
+    let code = code_of(next());
     let flags = text(next());
     let directory = next().to_vec();
     let mut values = [const { Vec::new() }; 5];
@@ -197,24 +261,23 @@ fn parse_status(line: &[u8]) -> Status {
     }
     let prompt_command = next().to_vec();
     let options = next();
+    let traces = text(next()).parse().ok();
     let version = next();
     let unrestored = text(next())
         .split_ascii_whitespace()
         .filter_map(|number| number.parse().ok())
         .collect();
-    let aliases = (!options.is_empty()).then(|| {
-        options
-            .split(|byte| *byte == b':')
-            .any(|name| name == b"expand_aliases")
-    });
+    let aliases = (!options.is_empty()).then(|| lists_aliases(options));
     Status {
         code,
         flags,
         directory,
         stash: Box::new(Stash { values, prompt_command }),
         aliases,
+        traces: traces.map(|number| if is_users(number) { number } else { 0 }),
         time_unusable: false,
         refused: false,
+        discarded: false,
         dialect: Dialect::of(&String::from_utf8_lossy(version)),
         unrestored,
     }

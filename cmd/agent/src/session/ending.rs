@@ -38,10 +38,10 @@ impl Session {
             End::Status(status) => {
                 let mut status = status.clone();
                 if pipes.command_unread() {
-                    if status.aliases == Some(true) && !shell.hazards.aliased_keywords {
+                    if status.aliases.is_some() && !shell.hazards.aliased_keywords {
                         // The line was lost to what the last command left; with aliases off the next is read.
                         shell.hazards.aliased_keywords = true;
-                        shell.before.aliases = Some(true);
+                        shell.before.aliases = status.aliases;
                         self.shell = Some(shell);
                     } else {
                         // Something of the user's stood in for the sourcing builtin, or it cannot open its input.

@@ -302,7 +302,8 @@ impl Session {
         // What cannot change the shell does nothing to its descriptors: numbers out of its way are not worth their time.
         let minds = state.is_none_or(|state| may_change_state(command, state));
         // The error by which such a shell tells its status discards what would follow it.
-        let has_room = minds && shell.has_room && !shell.hazards.time_unusable;
+        let time_unusable = shell.hazards.time_unusable || script::may_rename_time(command);
+        let has_room = minds && shell.has_room && !time_unusable;
         match (has_room, may_have_last_words && !would_be_heard) {
             (true, false) => Form::Covered,
             (true, true) => Form::Bare,

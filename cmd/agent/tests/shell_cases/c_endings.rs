@@ -79,6 +79,44 @@ fn case_043_unset_variables() {
 }
 
 #[test]
+fn an_error_that_discards_the_list_is_no_success() {
+    let agent = Agent::start();
+    agent.out("PS1='mine '; sleep 99 & a=(1 2 3); cnt=(0)");
+    for (command, code) in [
+        ("declare -i m=08; echo no", 1),
+        ("cnt[file.txt]=1 && echo no", 1),
+        ("echo ${a[09]}", 1),
+        ("printf -v 'a[1/0]' x", 1),
+        ("f() { declare -i q=1+; }; f; echo no", 1),
+        ("set -u; ((x)); echo no", 1),
+        ("set -u; : ${a[nope]}; echo no", 1),
+        ("set -e; declare -i n=08", 1),
+        ("! true; declare -i k=08", 1),
+        ("(exit 7); declare -i k=08", 7),
+        ("true | (exit 7); declare -i k=08", 7),
+        ("set -x; declare -i k=08", 1),
+        ("alias '[[=echo' 'time=echo'; declare -i k=08", 1),
+    ] {
+        let result = agent.run(command);
+        assert_eq!((result.exit_code, result.stdout.as_str()), (code, ""), "{command}");
+        let next = agent.run("echo $?; set +x; false; jobs -r | wc -l; echo \"$PS1\"; unalias -a");
+        assert_eq!(
+            (next.stdout, next.session_reset),
+            (format!("{code}\n1\nmine \n"), None),
+            "{command}"
+        );
+    }
+    // Not only when it would have been looked at next.
+    let result = agent.run_for(3, "sleep 1.6; cnt[a.b]=1");
+    assert_eq!((result.exit_code, result.timed_out), (1, false));
+    for (set, code) in [("-u", 1), ("-s", 0)] {
+        agent.out(&format!("shopt {set} expand_aliases"));
+        agent.run("declare -i n=08");
+        assert_eq!(agent.run("shopt -q expand_aliases").exit_code, code, "{set}");
+    }
+}
+
+#[test]
 fn case_044_exec() {
     let agent = Agent::start();
     agent.out(STATE);

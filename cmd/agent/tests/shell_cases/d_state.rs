@@ -76,6 +76,25 @@ fn case_053_tracing_shows_the_users_commands_only() {
 }
 
 #[test]
+fn traces_in_a_file_show_the_users_commands_only() {
+    let agent = Agent::start();
+    agent.out("exec 7>~/xt; BASH_XTRACEFD=7; set -x; : one");
+    assert_eq!(agent.out("echo two"), "two\n");
+    assert_eq!(agent.run("ls /nosuch 2>/dev/null").exit_code, 2);
+    agent.out("x=$BASH_XTRACEFD; set +x");
+    assert_eq!(
+        agent.out("cat ~/xt; echo \"$x ${CLI_MCP_T-none}\""),
+        "++ : one\n++ echo two\n++ ls /nosuch\n++ x=7\n++ set +x\n7 none\n"
+    );
+    // Its number is the agent's as soon as the call is over.
+    assert_eq!(agent.out("BASH_XTRACEFD=252; set -x; : three"), "++ : three\n");
+    assert_eq!(agent.out("echo four; set +x"), "four\n");
+    assert_eq!(agent.out("unset BASH_XTRACEFD; set -u; echo five"), "five\n");
+    let result = agent.run("set -x; (exit 6)");
+    assert_eq!((result.exit_code, result.stderr.as_str()), (6, "++ exit 6\n"));
+}
+
+#[test]
 fn case_054_traps() {
     let agent = Agent::start();
     agent.run("trap 'echo D >>d' DEBUG; trap 'echo E >>e' ERR; set -ET; trap 'echo bye' EXIT; : >d; : >e");
@@ -314,6 +333,17 @@ fn a_time_format_that_cannot_be_set_hides_no_status() {
     agent.out("f() { readonly TIMEFORMAT; return 9; }");
     assert_eq!(agent.run("f").exit_code, 9);
     assert_eq!(agent.run("(exit 3)").exit_code, 3);
+    let agent = Agent::start();
+    assert_eq!(agent.run("declare -n TIMEFORMAT=zz; (exit 7)").exit_code, 7);
+    assert_eq!(agent.run("false").exit_code, 1);
+    assert_eq!(agent.out("echo \"[$zz]\""), "[]\n");
+    for code in [0, 6] {
+        let agent = Agent::start();
+        agent.out("echo 'readonly TIMEFORMAT' >~/s");
+        assert_eq!(agent.run(&format!(". ~/s; (exit {code})")).exit_code, code);
+        assert_eq!(agent.run("true").exit_code, 0);
+        assert_eq!(agent.out("echo $?"), "0\n");
+    }
 }
 
 #[test]

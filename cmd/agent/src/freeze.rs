@@ -55,12 +55,12 @@ fn may_be_a_job(child: Identity, bash: i32) -> bool {
 
 /// Stops bash and the call's processes where it can be told what bash does. Between fork and exec a child still has bash's
 /// own handler; and a bash that has just collected a child takes an interrupt for one that the child has handled, and goes on
-/// with its list. A moment later it is at its next step. One that SIGINT would not end is not let go on, nor is what the
-/// command itself has stopped.
+/// with its list, as does a copy of it. A moment later it is at its next step. One that SIGINT would not end is not let go
+/// on, nor is what the command itself has stopped.
 pub(crate) async fn at_a_step(
     shell: &mut Shell,
     scope: Scope<'_>,
-    trapped: bool,
+    may_be_trapped: bool,
     awaited: &Nonce,
 ) -> Result<Stand, GivenUp> {
     let bash = shell.pid;
@@ -80,6 +80,9 @@ pub(crate) async fn at_a_step(
             continue;
         }
         let frozen = scope.freeze();
+        let seen = shell.traps.as_ref();
+        let trapped = seen.and_then(|traps| traps.interrupt_runs_trap(may_be_trapped));
+        let trapped = trapped.unwrap_or(may_be_trapped);
         if trapped || processes::interrupt_disposition(bash) == Disposition::Ignored {
             return Err(GivenUp::InterruptIsNoEnd);
         }
@@ -87,7 +90,8 @@ pub(crate) async fn at_a_step(
         if heedless.iter().any(|child| may_be_a_job(*child, bash)) {
             return Err(GivenUp::ChildIgnoresIt);
         }
-        let collects = has_uncollected_child(bash);
+        let table = processes::table();
+        let collects = has_uncollected_child(&table, bash);
         if stood {
             return if collects {
                 Err(GivenUp::Stopped)
@@ -96,11 +100,17 @@ pub(crate) async fn at_a_step(
             };
         }
         let between = match foreground(&frozen, bash) {
-            Some(child) => !child.stood && is_copy_of(child.process, bash),
+            Some(child) => !child.stood && is_unsettled_copy(child.process, bash, &frozen),
             // Its `wait4(2)` goes on, or has come back with a child.
             None => !waits && processes::waits_for_children(bash) == Some(true),
         };
-        if !(between || collects) || tries == BETWEEN_TRIES {
+        let copy_collects = || {
+            let mut copies = frozen
+                .iter()
+                .filter(|frozen| !frozen.stood && is_copy_of(frozen.process, bash));
+            copies.any(|copy| has_uncollected_child(&table, copy.process.identity.pid))
+        };
+        if tries == BETWEEN_TRIES || !(between || collects || copy_collects()) {
             return Ok(Stand::Inside(frozen));
         }
         tries += 1;
@@ -133,8 +143,7 @@ async fn leave_own_line(shell: &mut Shell, awaited: &Nonce) -> Answer {
     }
 }
 
-fn has_uncollected_child(pid: i32) -> bool {
-    let table = processes::table();
+fn has_uncollected_child(table: &[Process], pid: i32) -> bool {
     table.iter().any(|process| process.parent == pid && process.ended())
 }
 
@@ -159,13 +168,26 @@ pub(crate) async fn stand_still(pid: i32) {
     }
 }
 
-/// Whether a child that handles SIGINT is bash's own program: forked, and perhaps about to become another.
-fn is_copy_of(child: Process, bash: i32) -> bool {
+/// Whether a process that handles SIGINT is bash's own program.
+fn is_copy_of(process: Process, bash: i32) -> bool {
     let program = |pid: i32| std::fs::read_link(format!("/proc/{pid}/exe")).ok();
-    let pid = child.identity.pid;
+    let pid = process.identity.pid;
     processes::interrupt_disposition(pid) == Disposition::Caught
         && program(pid).is_some()
         && program(pid) == program(bash)
+}
+
+/// Whether a child is bash itself, forked and about to become another program or a subshell. What is a subshell or another
+/// bash for good catches SIGINT too, but ends by it. SIGQUIT tells them apart, which bash ignores: a child gets back what the
+/// user has for it just after SIGINT. Where the user ignores it as well, one with a child, or that waits for one, is settled.
+fn is_unsettled_copy(child: Process, bash: i32, frozen: &[Frozen]) -> bool {
+    let arguments = |pid: i32| std::fs::read(format!("/proc/{pid}/cmdline")).ok();
+    let pid = child.identity.pid;
+    processes::disposition(pid, Signal::SIGQUIT) == Disposition::Ignored
+        && is_copy_of(child, bash)
+        && frozen.iter().all(|frozen| frozen.process.parent != pid)
+        && processes::waits_for_children(pid) != Some(true)
+        && arguments(pid) == arguments(bash)
 }
 
 #[cfg(test)]

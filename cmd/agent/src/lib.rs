@@ -8,6 +8,7 @@ pub mod capture;
 pub mod config;
 pub mod connections;
 pub mod crowd;
+mod echo;
 pub mod egress;
 mod freeze;
 pub mod guard;
@@ -39,3 +40,4 @@ pub mod stream;
 // The few calls that only the kernel's interface offers: descriptors by number, pre-exec hooks, FIONREAD, mallopt.
 #[allow(unsafe_code)]
 pub mod sys;
+mod trap_table;

@@ -9,6 +9,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::capture::Capture;
 use crate::crowd::Crowd;
+use crate::echo::Echo;
 use crate::pipes::{CallPipes, Input};
 use crate::reaper::ExitCode;
 use crate::script::{self, Nonce, Status};
@@ -49,6 +50,7 @@ pub(crate) struct Running<'a> {
     pub(crate) deadline: Instant,
     pub(crate) cancel: &'a CancellationToken,
     pub(crate) crowd: Option<&'a Crowd>,
+    pub(crate) echo: &'a mut Echo,
 }
 
 impl Running<'_> {
@@ -67,6 +69,7 @@ impl Running<'_> {
             deadline,
             cancel,
             crowd,
+            echo,
         } = self;
         let mut error_buffer = vec![0; 16 << 10];
         let mut asked = Asked::Nothing;
@@ -115,8 +118,9 @@ impl Running<'_> {
                     sink.push(OutputStream::Stdout, &buffer[..count]);
                 }
                 count = pipes.stderr.read(&mut error_buffer), if may_read && !pipes.stderr.ended() => {
-                    stderr.push(&error_buffer[..count]);
-                    sink.push(OutputStream::Stderr, &error_buffer[..count]);
+                    let told = echo.sift(&error_buffer[..count]);
+                    stderr.push(&told);
+                    sink.push(OutputStream::Stderr, &told);
                 }
                 () = sink.flush(), if sink.blocked() => {}
                 () = sleep_until(last_words.unwrap_or(deadline)), if last_words.is_some() => {
@@ -239,6 +243,7 @@ pub(crate) async fn hear_late(
     buffer: &mut [u8],
     stdout: &mut Capture,
     stderr: &mut Capture,
+    echo: &mut Echo,
     sink: &mut Sink,
 ) {
     let mut error_buffer = vec![0; CHUNK_BYTES];
@@ -253,8 +258,9 @@ pub(crate) async fn hear_late(
                 sink.push(OutputStream::Stdout, &buffer[..count]);
             }
             count = pipes.stderr.read(&mut error_buffer), if !pipes.stderr.ended() => {
-                stderr.push(&error_buffer[..count]);
-                sink.push(OutputStream::Stderr, &error_buffer[..count]);
+                let told = echo.sift(&error_buffer[..count]);
+                stderr.push(&told);
+                sink.push(OutputStream::Stderr, &told);
             }
         }
     }
@@ -265,6 +271,7 @@ pub(crate) fn collect(
     input: &mut Input,
     buffer: &mut [u8],
     capture: &mut Capture,
+    echo: &mut Echo,
     stream: OutputStream,
     sink: &mut Sink,
 ) {
@@ -274,8 +281,9 @@ pub(crate) fn collect(
         let Some(count) = input.read_now(&mut buffer[..room]) else {
             return;
         };
-        capture.push(&buffer[..count]);
-        sink.push(stream, &buffer[..count]);
+        let told = echo.sift(&buffer[..count]);
+        capture.push(&told);
+        sink.push(stream, &told);
         left -= count.min(left);
     }
 }

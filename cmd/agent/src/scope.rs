@@ -9,7 +9,8 @@ use tokio::time::{Instant, sleep};
 
 use crate::processes::{self, Disposition, Identity, Process, Roots};
 
-/// Rounds of freezing: each finds what was forked before its parent stood still.
+/// Rounds of freezing: each finds what was forked before its parent stood still. No more processes are looked at one by one
+/// either, since they may fork as fast as that.
 const FREEZE_ROUNDS: usize = 100;
 /// How long killed processes may take to be gone; one in an uninterruptible sleep takes longer, and is left to the kernel.
 const KILL_WAIT: Duration = Duration::from_secs(2);
@@ -83,11 +84,16 @@ impl Scope<'_> {
             found.len()
         };
         // Programs that bash may wait for come first: one that ends meanwhile lets it go on. Copies of bash do not: they are
-        // about to become another program, or to end, after which more can be told.
-        let children = processes::children(self.roots.bash).unwrap_or_default();
-        for child in children.into_iter().filter_map(processes::process) {
-            let handles = processes::interrupt_disposition(child.identity.pid) == Disposition::Caught;
-            if !handles && !child.ended() && !self.earlier.contains(&child.identity) {
+        // about to become another program, or to end, after which more can be told, or wait for programs themselves.
+        let mut left = processes::children(self.roots.bash).unwrap_or_default();
+        for _ in 0..FREEZE_ROUNDS {
+            let Some(pid) = left.pop() else { break };
+            let Some(child) = processes::process(pid).filter(|child| !self.earlier.contains(&child.identity)) else {
+                continue;
+            };
+            if processes::interrupt_disposition(pid) == Disposition::Caught {
+                left.extend(processes::children(pid).unwrap_or_default());
+            } else if !child.ended() {
                 stop(&child);
             }
         }

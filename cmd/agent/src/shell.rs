@@ -20,6 +20,7 @@ use crate::reaper::{Exit, ExitCode, Reaper};
 use crate::script::{self, Before, Channel, Dialect, Hazards, Nonce, Status};
 use crate::snapshot::{self, PRINT_STATE, Snapshot};
 use crate::sys::{self, BashSpawn, ResourceLimit};
+use crate::trap_table::TrapTable;
 
 /// No terminal, no start-up files, no history expansion; interactive, so that SIGINT ends a list and not the shell.
 const ARGUMENTS: [&str; 7] = ["--norc", "--noprofile", "--noediting", "-i", "+m", "+H", "+o"];
@@ -125,6 +126,10 @@ pub struct Shell {
     pub leaves_wait: bool,
     /// Whether it can save what it puts back after the next command above the numbers that commands use.
     pub has_room: bool,
+    /// The traps that it holds, where they can be seen.
+    pub(crate) traps: Option<TrapTable>,
+    /// The EXIT trap by which it saves its state.
+    pub(crate) exit_trap: String,
 }
 
 impl Shell {
@@ -206,6 +211,8 @@ impl Shell {
             dialect: Dialect::default(),
             leaves_wait: false,
             has_room: true,
+            traps: None,
+            exit_trap,
         };
         let nonce = Nonce::new();
         shell.write(&script::startup(
@@ -226,6 +233,10 @@ impl Shell {
             }
         }
         shell.before.code = 0;
+        shell.traps = TrapTable::find(pid, &shell.exit_trap);
+        if shell.traps.is_none() {
+            tracing::debug!("The shell's memory does not tell its traps");
+        }
         holder
             .put(&[(Slot::Script, &memory_file(PRINT_STATE.as_bytes())?)])
             .await?;

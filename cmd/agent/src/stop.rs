@@ -97,9 +97,9 @@ fn end_of(child: Process) -> Option<bool> {
     }
 }
 
-/// Ends the running call, whose status comes with `call`. `trapped`: SIGINT may run a trap of the user's, so it must not be
-/// sent.
-pub async fn stop(shell: &mut Shell, scope: Scope<'_>, trapped: bool, call: &Nonce) -> Outcome {
+/// Ends the running call, whose status comes with `call`. `may_be_trapped`: SIGINT may run a trap of the user's,
+/// so it must not be sent where nothing tells better.
+pub async fn stop(shell: &mut Shell, scope: Scope<'_>, may_be_trapped: bool, call: &Nonce) -> Outcome {
     let nonce = Nonce::new();
     let hazards = shell.hazards.clone();
     shell.leaves_wait = false;
@@ -108,7 +108,7 @@ pub async fn stop(shell: &mut Shell, scope: Scope<'_>, trapped: bool, call: &Non
     let mut reason = GivenUp::NoPrompt;
     for attempt in 0..ATTEMPTS {
         let awaited = if asked { &nonce } else { call };
-        let (frozen, mut answered) = match at_a_step(shell, scope, trapped, awaited).await {
+        let (frozen, mut answered) = match at_a_step(shell, scope, may_be_trapped, awaited).await {
             Ok(Stand::Inside(frozen)) => (frozen, Answer::Nothing),
             Ok(Stand::Outside(answer)) => (Vec::new(), answer),
             Err(reason) => {
@@ -185,7 +185,7 @@ pub async fn stop(shell: &mut Shell, scope: Scope<'_>, trapped: bool, call: &Non
 /// bash's list, bash is left where it does.
 async fn interrupt_children(shell: &mut Shell, scope: Scope<'_>, frozen: &[Frozen], heedless: &[Identity]) -> Child {
     let foreground = foreground(frozen, shell.pid);
-    let child = interrupt(frozen, foreground).await;
+    let child = interrupt(scope, frozen, foreground).await;
     tracing::debug!(?frozen, ?child, "Interrupted the call");
     scope.kill_all_but(heedless).await;
     if foreground.is_none() {
@@ -251,7 +251,7 @@ pub async fn end(shell: &mut Shell, scope: Scope<'_>, silent: bool) {
             shell.signal(Signal::SIGCONT);
             come_to_trap(shell.pid).await;
         }
-        shell.signal(Signal::SIGVTALRM);
+        shell.signal(script::LAST_WORDS);
         shell.signal(Signal::SIGCONT);
         let mut patience = Patience::new(shell.pid, SAVE_BEGIN);
         let mut saving = false;
@@ -280,16 +280,16 @@ fn lost(shell: &Shell, reason: GivenUp) -> Outcome {
     Outcome::Lost
 }
 
-/// Lets the call's processes die of SIGINT, and tells what came of bash's foreground child.
-async fn interrupt(frozen: &[Frozen], foreground: Option<Frozen>) -> Child {
+/// Lets the call's processes die of SIGINT, and tells what came of bash's foreground child. What that has started meanwhile is
+/// interrupted with it: a shell takes the interrupt for one that its child has handled, if the child does not die of it.
+async fn interrupt(scope: Scope<'_>, frozen: &[Frozen], foreground: Option<Frozen>) -> Child {
     for attempt in 0..INTERRUPTS {
-        for frozen in frozen {
+        let again = if attempt == 0 { Vec::new() } else { scope.freeze() };
+        for frozen in if attempt == 0 { frozen } else { &again } {
             // What ignores it stays frozen until it is killed; the others die, or run their handler, as they wake.
             if frozen.interrupt != Disposition::Ignored {
                 send(frozen.process.identity.pid, Signal::SIGINT);
-                if attempt == 0 {
-                    send(frozen.process.identity.pid, Signal::SIGCONT);
-                }
+                send(frozen.process.identity.pid, Signal::SIGCONT);
             }
         }
         let Some(foreground) = foreground else {

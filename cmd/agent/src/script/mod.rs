@@ -278,6 +278,9 @@ pub const EXIT_TRAP_HEAD: &str = "{ CLI_MCP_X=$? ";
 /// The signal that brings bash out of its `wait`: one that nothing sends (signal(7): "unused").
 pub const LEAVE_WAIT: Signal = Signal::SIGSTKFLT;
 
+/// The signal by which a bash that must go is made to run its EXIT trap.
+pub const LAST_WORDS: Signal = Signal::SIGVTALRM;
+
 /// The line that sets the trap for it where SIGINT would end the shell. A signal with a trap ends `wait`, and the trap keeps
 /// bash from going on until SIGINT comes, which then ends the list as it ends that of any busy shell.
 #[must_use]

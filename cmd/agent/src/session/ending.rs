@@ -13,6 +13,7 @@ use crate::script::Nonce;
 use crate::shell::Shell;
 use crate::snapshot::{Snapshot, may_set_traps};
 use crate::stop::{self, Outcome};
+use crate::trap_table::TrapTable;
 
 impl Session {
     /// Takes the shell of a call back, with what is left to do about the way it ended. False when bash is sure never to
@@ -60,8 +61,9 @@ impl Session {
             End::Deadline | End::Cancelled | End::Crowded { .. } => {
                 let state = self.state.as_ref();
                 let may_set_traps = state.is_none_or(|state| may_set_traps(command, state));
-                let trapped = may_set_traps || self.unrecorded_traps || state.is_some_and(Snapshot::traps_interrupt);
-                match stop::stop(&mut shell, scope, trapped, nonce).await {
+                let may_be_trapped =
+                    may_set_traps || self.unrecorded_traps || state.is_some_and(Snapshot::traps_interrupt);
+                match stop::stop(&mut shell, scope, may_be_trapped, nonce).await {
                     Outcome::Kept(mut status) => {
                         status.code = exit_code;
                         shell.settle(status);
@@ -71,9 +73,15 @@ impl Session {
                     Outcome::Lost => {
                         let directory = processes::working_directory(shell.pid);
                         // A trap of the user's for the end would be more of the command.
-                        let silent = self.unrecorded_traps
-                            || state.is_some_and(Snapshot::traps_the_end)
-                            || may_set_traps && names_the_end(command);
+                        let silent = shell
+                            .traps
+                            .as_ref()
+                            .and_then(TrapTable::end_runs_trap)
+                            .unwrap_or_else(|| {
+                                self.unrecorded_traps
+                                    || state.is_some_and(Snapshot::traps_the_end)
+                                    || may_set_traps && names_the_end(command)
+                            });
                         stop::end(&mut shell, scope, silent).await;
                         self.shell = Some(shell);
                         let what = "had to be ended with the last call";
@@ -83,6 +91,15 @@ impl Session {
             }
         }
         true
+    }
+
+    /// Whether the shell of a call that ended so may have shown traps of the agent's.
+    pub(super) fn may_show_traps(&self, end: &End) -> bool {
+        let verbose = match &self.shell {
+            Some(shell) => shell.before.flags.contains('v'),
+            None => self.state.as_ref().is_none_or(Snapshot::is_verbose),
+        };
+        verbose && !matches!(end, End::Status(_))
     }
 }
 

@@ -18,6 +18,7 @@ use tokio_util::sync::CancellationToken;
 use self::replace::When;
 use crate::capture::Capture;
 use crate::crowd::Crowd;
+use crate::echo::Echo;
 use crate::holder::{Holder, Slot};
 use crate::metrics::Metrics;
 use crate::outcome::{Finished, result_of};
@@ -365,6 +366,7 @@ impl Session {
         }
         let started = Instant::now();
         let deadline = started + Duration::from_secs(u64::from(seconds));
+        let mut echo = Echo::of(&shell.exit_trap);
         let running = Running {
             shell: &mut shell,
             pipes: &mut pipes,
@@ -372,6 +374,7 @@ impl Session {
             deadline,
             cancel,
             crowd: self.settings.crowd.as_ref(),
+            echo: &mut echo,
         };
         if let Some(crowd) = &self.settings.crowd {
             crowd.call_begins();
@@ -408,13 +411,14 @@ impl Session {
             return Ok(Ran::Unread);
         }
         if matches!(end, End::Status(_)) && may_write_late(command) {
-            hear_late(&mut pipes, &mut self.buffer, &mut stdout, &mut stderr, sink).await;
+            hear_late(&mut pipes, &mut self.buffer, &mut stdout, &mut stderr, &mut echo, sink).await;
         }
         let duration = started.elapsed();
         collect(
             &mut pipes.stdout,
             &mut self.buffer,
             &mut stdout,
+            &mut Echo::default(),
             OutputStream::Stdout,
             sink,
         );
@@ -422,6 +426,7 @@ impl Session {
             &mut pipes.stderr,
             &mut self.buffer,
             &mut stderr,
+            &mut echo,
             OutputStream::Stderr,
             sink,
         );
@@ -433,6 +438,9 @@ impl Session {
         if let Some(code) = self.shell.as_ref().and_then(|shell| shell.exit.code()) {
             self.next_reset = Some(self.shell_ended(code, When::InCall));
         }
+        let rest = echo.rest(self.may_show_traps(&end));
+        stderr.push(&rest);
+        sink.push(OutputStream::Stderr, &rest);
         Ok(Ran::Finished(Box::new(Finished {
             end,
             exit_code,

@@ -72,19 +72,8 @@ const BEFORE_COMMANDS: [&str; 17] = [
 ];
 
 /// Builtins that may run a text which is not to be read here, or set a trap.
-const OBSCURE: [&str; 12] = [
-    "trap",
-    ".",
-    "source",
-    "enable",
-    "mapfile",
-    "readarray",
-    "fc",
-    "bind",
-    "complete",
-    "compgen",
-    "compopt",
-    "history",
+const OBSCURE: [&str; 10] = [
+    "trap", ".", "source", "enable", "fc", "bind", "complete", "compgen", "compopt", "history",
 ];
 
 impl Scanner<'_> {
@@ -207,6 +196,11 @@ impl Scanner<'_> {
                     self.names.extend(alias(value)?);
                 }
                 return Some(false);
+            }
+            "mapfile" | "readarray" => {
+                let arguments = self.arguments()?;
+                let calls_back = arguments.iter().any(|word| word.starts_with('-') && word.contains('C'));
+                return (!calls_back).then_some(false);
             }
             _ => {}
         }

@@ -279,6 +279,12 @@ impl Snapshot {
             .any(|name| self.has_alias(name) || self.has_alias(&format!("\"{name}\"")))
     }
 
+    /// Whether the shell shows what it reads.
+    #[must_use]
+    pub fn is_verbose(&self) -> bool {
+        self.options.iter().any(|option| option == "verbose")
+    }
+
     fn has_alias(&self, name: &str) -> bool {
         contains(&self.aliases, format!("[{name}]=").as_bytes())
     }

@@ -103,13 +103,16 @@ pub fn may_change_state(command: &str, known: &Snapshot) -> bool {
 
 /// Whether a command may set a trap in a shell that is known to hold this, or runs one that is set there by what that runs.
 ///
-/// Bash catches SIGINT for itself, so nobody outside sees whether it has a trap for it, and it cannot be asked before its list
-/// has gone on. So the text must tell, and where it does not, a trap counts as set: where the name of a command is expanded,
+/// Where the shell's memory does not tell, the text must, and where that does not either, a trap counts as set: where the name of a command is expanded,
 /// and where a text is run that is not in it. The functions, aliases and traps that it reaches are read as it is.
 #[must_use]
 pub fn may_set_traps(command: &str, known: &Snapshot) -> bool {
     let comments_are_none = command.contains('#') && !known.has_shopt("interactive_comments");
-    if names_trap(command) || command.contains("interactive_comments") || comments_are_none {
+    // The one sets options, the other aliases, by any builtin that assigns to a variable.
+    let hides = ["interactive_comments", "BASH_ALIAS"]
+        .iter()
+        .any(|name| command.contains(name));
+    if names_trap(command) || hides || comments_are_none {
         return true;
     }
     let Some(own) = commands::commands(command) else {
@@ -263,6 +266,12 @@ mod tests {
             "declare -A BASH_ALIASES=([t]=x)",
             "${ echo x; }",
             "mapfile -C x y",
+            "readarray -tC x y",
+            "mapfile $x y",
+            "printf -v 'BASH_ALIASES[t]' x",
+            "declare -n q=BASH_ALIASES; q[t]=x",
+            "t@(r)ap x INT",
+            "!(x) x INT",
             "sets",
             "hides",
             "calls",
@@ -293,6 +302,7 @@ mod tests {
             "eval 'sleep 100; touch x'",
             "declare -A M=([a]='b c' [\"$k\"]=d); local -a x=(1 $y)",
             "alias l='ls -l'; read -r x < <(sleep 1)",
+            "mapfile -t a < <(sleep 9); readarray -d C b",
             "sleep 99 & wait $!",
             "exec 3<>/dev/tcp/x; time -p ls; ! true",
             "plain x",

@@ -234,6 +234,8 @@ impl<'a> Scanner<'a> {
         };
         while let Some(next) = self.peek() {
             match next {
+                // A pattern, where `extglob` is set, and so any name.
+                '(' if word.text.ends_with(['?', '*', '+', '@', '!']) => return None,
                 ' ' | '\t' | '\n' | ';' | '&' | '|' | '(' | ')' | '<' | '>' => break,
                 _ if self.accept("\\\n") => {}
                 '\\' => {

@@ -1,5 +1,7 @@
 //! Section D: state that poisons the wrapper.
 
+use cli_mcp_sandbox::wire::StreamLine;
+
 use crate::harness::{Agent, Setup};
 
 #[test]
@@ -28,6 +30,34 @@ fn case_051_functions_and_aliases_named_like_builtins() {
     assert_eq!(agent.run("ls -d /").stdout, "/\n");
     assert_eq!(agent.run("ls -d /nosuch").exit_code, 2);
     assert_eq!(agent.run("ls -d /usr").stdout, "/usr\n");
+}
+
+#[test]
+fn case_053_no_trap_of_the_agents_is_shown() {
+    for command in ["exit 3", "env --ignore-signal=INT sleep 99", "sleep 99 & wait"] {
+        let agent = Agent::start();
+        let result = agent.run_for(1, &format!("set -v\n{command}"));
+        let note = if result.timed_out {
+            "cli-mcp: timed out after 1 s; the command was ended\n"
+        } else {
+            ""
+        };
+        assert_eq!(result.stderr, format!("{command}\n{note}"));
+    }
+    let agent = Agent::start();
+    agent.out("set -v");
+    let lines = agent.stream("exit 3");
+    let heard: String = lines
+        .iter()
+        .filter_map(|line| match line {
+            StreamLine::Chunk(chunk) => Some(chunk.data.as_str()),
+            StreamLine::Result(_) => None,
+        })
+        .collect();
+    assert_eq!(heard, "exit 3\n");
+    // What only looks so is the command's own.
+    let result = agent.run("set +v; eval \"set -- $(trap -p EXIT)\"; printf '%s\\n' \"$3\" >&2; exit 3");
+    assert!(result.stderr.contains("CLI_MCP_X=$? "), "{result:?}");
 }
 
 #[test]

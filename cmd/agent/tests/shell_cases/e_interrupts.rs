@@ -1,0 +1,103 @@
+//! Section E: what a timed-out call has made of the shell and its children that no process table tells.
+
+use serde_json::json;
+
+use crate::harness::http::receive;
+use crate::harness::{Agent, installed};
+
+/// Whatever wakes the call's processes wakes one that says so; an interrupt ends it before it could.
+#[test]
+fn case_069_nothing_of_a_nested_shell_runs_on_for_a_while() {
+    if !installed("python3") {
+        return;
+    }
+    let agent = Agent::start();
+    agent.out(
+        "cat >waker.py <<'E'\nimport signal\nsignal.signal(signal.SIGINT, signal.SIG_DFL)\n\
+         signal.signal(signal.SIGCONT, lambda *_: open('woken', 'w'))\nwhile True: signal.pause()\nE\n",
+    );
+    for command in [
+        "python3 waker.py | (sleep 99; :)",
+        "python3 waker.py | bash -c 'sleep 99; :'",
+        "x=$(python3 waker.py | (sleep 99; :); :)",
+    ] {
+        assert_eq!(agent.run_for(1, command).exit_code, 124, "{command}");
+        assert!(!agent.home.path().join("woken").exists(), "{command}");
+        assert_eq!(agent.run("true").session_reset, None, "{command}");
+    }
+}
+
+/// A nested shell that has just collected a child takes an interrupt for one that the child has handled.
+#[test]
+fn case_073_a_nested_loop_of_programs_costs_no_shell() {
+    let agent = Agent::start();
+    for round in 0..8 {
+        for command in [
+            "(while :; do sleep 0.01; touch begun; done)",
+            "bash -c 'while :; do sleep 0.005; touch begun; done'",
+        ] {
+            let mut running = agent.begin(&json!({"command": command}), "*/*");
+            agent.until_file("begun");
+            agent.cancel();
+            assert_eq!(receive(&mut running).unwrap().result().exit_code, 130, "{command}");
+            let result = agent.run("rm begun");
+            assert_eq!(result.session_reset, None, "round {round}: {command}");
+        }
+    }
+}
+
+#[test]
+fn case_072_no_trap_runs_a_list_on_whatever_hides_it() {
+    let text = "\"tr\"\"ap 'touch ~/after' INT\"";
+    for setting in [
+        format!("printf -v 'BASH_ALIASES[zz]' %s {text}\nzz"),
+        format!("declare BASH_ALIASES[zz]={text}\nzz"),
+        format!(": ${{BASH_ALIASES[zz]:={text}}}\nzz"),
+        format!("declare -n q=BASH_\"AL\"IASES; q[zz]={text}\nzz"),
+    ] {
+        let agent = Agent::start();
+        let command = format!("{setting}\nsleep 99\ntouch ~/after2");
+        assert_eq!(agent.run_for(1, &command).exit_code, 124, "{command}");
+        agent.until_quiet();
+        // The trap has come back with the rest of the state: it was there.
+        assert_eq!(
+            agent.out("trap -p INT"),
+            "trap -- 'touch ~/after' SIGINT\n",
+            "{command}"
+        );
+        for file in ["after", "after2"] {
+            assert!(!agent.home.path().join(file).exists(), "{file}: {command}");
+        }
+        // One for the end runs on no better, where the shell must be ended.
+        let command = command
+            .replace("INT\"", "EXIT\"")
+            .replace("sleep", "env --ignore-signal=INT sleep");
+        assert_eq!(agent.run_for(1, &command).exit_code, 124, "{command}");
+        agent.until_quiet();
+        assert!(agent.run("true").session_reset.is_some(), "{command}");
+        assert!(!agent.home.path().join("after").exists(), "{command}");
+    }
+}
+
+/// Their text does not tell that they set no trap.
+#[test]
+fn case_073_what_only_might_have_set_a_trap_costs_no_shell() {
+    let agent = Agent::start();
+    let bash = agent.out("echo 'sleep 99' >~/s; echo $$");
+    for command in [
+        "mapfile -t lines < <(sleep 99)",
+        "program=sleep; $program 99",
+        ". ~/s",
+        "trap 'touch ~/after' INT; trap - INT; sleep 99",
+        "trap 'touch ~/after' USR1; sleep 99",
+    ] {
+        assert_eq!(
+            agent.run_for(1, &format!("{command}\ntouch ~/after")).exit_code,
+            124,
+            "{command}"
+        );
+        let result = agent.run("echo $$");
+        assert_eq!((result.stdout, result.session_reset), (bash.clone(), None), "{command}");
+    }
+    assert!(!agent.home.path().join("after").exists());
+}

@@ -5,6 +5,7 @@
 //! [`snapshot`]; `running` reads a command's output until its end, `sink` streams it, `outcome` puts the end into words.
 
 pub mod capture;
+pub mod client;
 pub mod config;
 pub mod connections;
 pub mod crowd;

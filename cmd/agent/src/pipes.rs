@@ -1,13 +1,17 @@
 //! The fresh pipes of one call, and keeping them drained after it: a background job neither reaches a later call nor dies
 //! of SIGPIPE (cases 65 and 67).
 
+use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
-use nix::unistd::{pipe2, read};
+use nix::unistd::{pipe2, read, write};
+use tokio::io::AsyncWriteExt;
 use tokio::io::unix::AsyncFd;
+use tokio::net::unix::pipe::Sender;
+use tokio_util::task::AbortOnDropHandle;
 
 use crate::holder::{Holder, Slot};
 use crate::sys;
@@ -131,7 +135,8 @@ impl Input {
 pub struct CallPipes {
     command_write: Option<OwnedFd>,
     command_read: OwnedFd,
-    in_memory: bool,
+    /// Writes what did not fit into the pipe at once.
+    feeder: Option<AbortOnDropHandle<()>>,
     /// The call's stdout.
     pub stdout: Input,
     /// The call's stderr.
@@ -159,27 +164,44 @@ impl CallPipes {
         Ok(Self {
             command_write: Some(command_write),
             command_read,
-            in_memory: false,
+            feeder: None,
             stdout,
             stderr,
         })
     }
 
-    /// Makes the command ready to be sourced: through the pipe, or where it does not fit there from memory.
+    /// Makes the command ready to be sourced. Bash reads a pipe to its end before it runs what it has read: so what is left in
+    /// it tells whether it did, however long the command is.
     ///
     /// # Errors
     ///
-    /// When memory or the holder is gone.
-    pub async fn offer(&mut self, command: &[u8], holder: &Holder) -> io::Result<()> {
-        let write_end = self.command_write.take();
-        if let Some(write_end) = write_end.filter(|_| command.len() <= 4096)
-            && nix::unistd::write(&write_end, command) == Ok(command.len())
-        {
-            return Ok(());
+    /// When the pipe cannot be written to.
+    pub fn offer(&mut self, command: &[u8]) -> io::Result<()> {
+        let write_end = self.command_write.take().ok_or(io::ErrorKind::BrokenPipe)?;
+        let written = match write(&write_end, command) {
+            Ok(count) => count,
+            Err(Errno::EAGAIN | Errno::EINTR) => 0,
+            Err(errno) => return Err(errno.into()),
+        };
+        let rest = &command[written..];
+        if !rest.is_empty() {
+            let (mut pipe, rest) = (Sender::from_owned_fd(write_end)?, rest.to_vec());
+            self.feeder = Some(AbortOnDropHandle::new(tokio::spawn(async move {
+                // That it could not be written is seen by its being unread.
+                let _ = pipe.write_all(&rest).await;
+            })));
         }
-        self.in_memory = true;
-        let memory = memory_file(command)?;
-        holder.put(&[(Slot::Command, &memory)]).await
+        Ok(())
+    }
+
+    /// Takes the far ends of a call's output from the holder: each stream ends with the last that the call has started.
+    ///
+    /// # Errors
+    ///
+    /// When the holder is gone.
+    pub async fn leave_to_writers(holder: &Holder) -> io::Result<()> {
+        let null = OwnedFd::from(File::options().write(true).open("/dev/null")?);
+        holder.put(&[(Slot::Stdout, &null), (Slot::Stderr, &null)]).await
     }
 
     /// Reads on from both streams and forgets, until the last writer of each is gone.
@@ -191,13 +213,8 @@ impl CallPipes {
     /// Whether bash never read the command: something of the user's answered in place of the sourcing builtin.
     #[must_use]
     pub fn command_unread(&self) -> bool {
-        sys::readable_bytes(self.command_read.as_fd()) > 0
-    }
-
-    /// Whether that may be: nobody sees whether memory was read.
-    #[must_use]
-    pub fn command_may_be_unread(&self) -> bool {
-        self.in_memory || self.command_unread()
+        let is_fed = self.feeder.as_ref().is_none_or(AbortOnDropHandle::is_finished);
+        !is_fed || sys::readable_bytes(self.command_read.as_fd()) > 0
     }
 }
 
@@ -210,7 +227,7 @@ pub fn memory_file(content: &[u8]) -> io::Result<OwnedFd> {
     use std::io::Write;
 
     let descriptor = nix::sys::memfd::memfd_create(c"cli-mcp", nix::sys::memfd::MFdFlags::MFD_CLOEXEC)?;
-    let mut file = std::fs::File::from(descriptor);
+    let mut file = File::from(descriptor);
     file.write_all(content)?;
     Ok(OwnedFd::from(file))
 }

@@ -19,6 +19,7 @@ use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use crate::client::Client;
 use crate::config::Settings;
 use crate::connections::{Place, Places, Side};
 use crate::crowd::Crowd;
@@ -30,7 +31,7 @@ use crate::processes;
 use crate::queue::Queue;
 use crate::reaper::Reaper;
 use crate::session::{Session, SessionSettings};
-use crate::shell::Origin;
+use crate::shell::{Origin, exported_function};
 use crate::signals::Signals;
 use crate::sys::{self, ResourceLimit};
 
@@ -61,6 +62,12 @@ const NOT_PASSED_ON: [&str; 10] = [
     "HISTFILE",
 ];
 
+/// Builtins and keywords of bash. It would fall over functions of these names before it can be told anything.
+const OWN_NAMES: &str = ". : [ alias bg bind break builtin caller cd command compgen complete compopt continue declare dirs disown \
+    echo enable eval exec exit export false fc fg getopts hash help history jobs kill let local logout mapfile popd printf pushd \
+    pwd read readarray readonly return set shift shopt source suspend test times trap true type typeset ulimit umask unalias \
+    unset wait ! [[ ]] { } case coproc do done elif else esac fi for function if in select then time until while";
+
 /// What keeps programs from waiting for a human, where the image and the pod say nothing else.
 const DEFAULTS: [(&str, &str); 10] = [
     ("PAGER", "cat"),
@@ -84,8 +91,13 @@ pub fn shell_environment<I: IntoIterator<Item = (OsString, OsString)>>(
     let mut environment: Vec<(OsString, OsString)> = inherited
         .into_iter()
         .filter(|(name, _)| {
-            name.to_str()
-                .is_none_or(|name| name != "HOME" && !name.starts_with(OWN_VARIABLES) && !NOT_PASSED_ON.contains(&name))
+            name.to_str().is_none_or(|name| {
+                name != "HOME"
+                    && !name.starts_with(OWN_VARIABLES)
+                    && !NOT_PASSED_ON.contains(&name)
+                    && exported_function(name)
+                        .is_none_or(|function| !OWN_NAMES.split_ascii_whitespace().any(|own| own == function))
+            })
         })
         .collect();
     let has = |environment: &[(OsString, OsString)], name: &str| environment.iter().any(|(other, _)| other == name);
@@ -251,8 +263,16 @@ async fn serve_connection(connection: TcpStream, place: Place, endpoints: Endpoi
     // Without it the last piece of an answer may wait for an acknowledgement.
     let _ = connection.set_nodelay(true);
     let standing = place.standing.clone();
+    let client = match Client::of(&connection, place.closing.clone()) {
+        Ok(client) => client,
+        Err(error) => {
+            tracing::warn!(%error, "Failed to watch a connection");
+            return;
+        }
+    };
     let service = service_fn(move |mut request: Request<Incoming>| {
         request.extensions_mut().insert(standing.clone());
+        request.extensions_mut().insert(client.clone());
         let endpoints = endpoints.clone();
         async move { Ok::<_, Infallible>(endpoints.answer(request).await) }
     });
@@ -312,6 +332,19 @@ mod tests {
             !names.iter().any(|name| name.starts_with("SANDBOX_") || name == "TMOUT"),
             "{names:?}"
         );
+    }
+
+    #[test]
+    fn functions_are_passed_on_unless_called_like_what_bash_has() {
+        let own = ["BASH_FUNC_.%%", "BASH_FUNC_[[%%", "BASH_FUNC_declare%%"];
+        let users = ["BASH_FUNC_ll%%", "BASH_FUNC_cd", "BASH_FUNC_"];
+        let pairs: Vec<_> = own.iter().chain(&users).map(|name| (*name, "() { :; }")).collect();
+        let found = environment(&pairs);
+        let passed = found
+            .iter()
+            .map(|(name, _)| name.as_str())
+            .filter(|name| name.starts_with("BASH_FUNC_"));
+        assert_eq!(passed.collect::<Vec<_>>(), users);
     }
 
     #[test]

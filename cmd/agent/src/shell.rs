@@ -46,6 +46,23 @@ pub struct Origin {
     pub umask: u32,
 }
 
+impl Origin {
+    /// The environment of a bash that gets this state. Among its functions are those that the first bash found there: what has
+    /// become of them holds.
+    fn environment_with(&self, state: Option<&Snapshot>) -> Vec<(OsString, OsString)> {
+        let is_function = |name: &OsString| name.to_str().and_then(exported_function).is_some();
+        let mut environment = self.environment.clone();
+        environment.retain(|(name, _)| state.is_none() || !is_function(name));
+        environment
+    }
+}
+
+/// The function that a variable holds for every bash that is started with it.
+#[must_use]
+pub fn exported_function(variable: &str) -> Option<&str> {
+    variable.strip_prefix("BASH_FUNC_")?.strip_suffix("%%")
+}
+
 /// Why there is no shell.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
@@ -148,8 +165,8 @@ impl Shell {
         fcntl(&control, FcntlArg::F_SETFL(OFlag::O_NONBLOCK)).map_err(io::Error::from)?;
         let (status, status_write) = Input::pipe()?;
         let (state_pipe, state_write) = Input::pipe()?;
-        let inherited: Vec<String> = origin
-            .environment
+        let environment = origin.environment_with(state);
+        let inherited: Vec<String> = environment
             .iter()
             .filter_map(|(name, _)| name.to_str().map(str::to_owned))
             .collect();
@@ -179,7 +196,7 @@ impl Shell {
         };
         let pid = sys::spawn_bash(BashSpawn {
             arguments: &[&ARGUMENTS[..], &["history"]].concat(),
-            environment: &origin.environment,
+            environment: &environment,
             control: control_read.try_clone()?,
             status: status_write.try_clone()?,
             limits: &origin.limits,
@@ -201,11 +218,7 @@ impl Shell {
             state_pipe,
             state_bytes: Vec::new(),
             before: Before::default(),
-            hazards: Hazards {
-                // Attributes of this variable are not brought back.
-                time_unusable: false,
-                ..state.map(Snapshot::hazards).unwrap_or_default()
-            },
+            hazards: state.map(Snapshot::hazards_restored).unwrap_or_default(),
             directory: Vec::new(),
             unrestored: Vec::new(),
             dialect: Dialect::default(),

@@ -11,6 +11,7 @@ use http::{HeaderValue, Response, StatusCode};
 use http_body::{Body, Frame, SizeHint};
 use tokio::sync::{mpsc, oneshot};
 
+use crate::client::Client;
 use crate::queue::{Refusal, Ticket};
 
 /// Lines of a stream that wait for a client; more is not read from the command until it takes them.
@@ -86,11 +87,20 @@ pub(super) fn refusal(refusal: &Refusal) -> Answer {
     answer
 }
 
+/// Minds the client of a connection while there is something to wait for.
+pub(super) async fn leaves(client: Option<&Client>) -> Infallible {
+    match client {
+        Some(client) => client.leaves().await,
+        None => std::future::pending().await,
+    }
+}
+
 /// The stream begins with the first line, so that a call that is refused meanwhile has its own status.
 pub(super) async fn stream(
     mut lines: mpsc::Receiver<Bytes>,
     ticket: Ticket,
     result: oneshot::Receiver<Result<ExecResult, Refusal>>,
+    client: Option<Client>,
 ) -> Answer {
     let mut first = Vec::new();
     if lines.recv_many(&mut first, 1).await == 0 {
@@ -100,7 +110,7 @@ pub(super) async fn stream(
         };
     }
     let (sender, receiver) = mpsc::channel(STREAM_LINES);
-    tokio::spawn(async move {
+    let forward = async move {
         first.reverse();
         loop {
             let next = match first.pop() {
@@ -114,6 +124,12 @@ pub(super) async fn stream(
             if sender.send(line).await.is_err() {
                 return;
             }
+        }
+    };
+    tokio::spawn(async move {
+        tokio::select! {
+            () = forward => {}
+            never = leaves(client.as_ref()) => match never {},
         }
     });
     let mut answer = Response::new(AnswerBody::Lines(receiver, ticket));

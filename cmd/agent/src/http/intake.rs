@@ -5,7 +5,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use cli_mcp_sandbox::token::TokenDigest;
 use cli_mcp_sandbox::wire::NDJSON;
-use http::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, WWW_AUTHENTICATE};
+use http::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, EXPECT, WWW_AUTHENTICATE};
 use http::{HeaderMap, HeaderValue, Request, StatusCode};
 use http_body::Body;
 use http_body_util::BodyExt;
@@ -15,6 +15,8 @@ use crate::request::MAX_BODY_BYTES;
 
 /// How long a client may take to send a body.
 const BODY_WAIT: Duration = Duration::from_secs(30);
+/// How long a client may take to send one that is only read to be forgotten.
+const FORGET_WAIT: Duration = Duration::from_secs(5);
 /// Bytes of a body over the limit that are read and forgotten, so that a client hears why before it finds the door shut.
 const FORGIVEN_BYTES: usize = 16 << 20;
 
@@ -43,11 +45,20 @@ pub(super) fn wants_lines(headers: &HeaderMap) -> bool {
         .filter_map(|value| value.to_str().ok())
         .flat_map(|value| value.split(','))
         .any(|range| {
-            range
-                .split(';')
+            let mut parts = range.split(';').map(str::trim);
+            parts
                 .next()
-                .is_some_and(|media_type| media_type.trim().eq_ignore_ascii_case(NDJSON))
+                .is_some_and(|media_type| media_type.eq_ignore_ascii_case(NDJSON))
+                && !parts.any(is_no_weight)
         })
+}
+
+/// Whether a parameter says that its media type is not acceptable (RFC 9110, 12.4.2).
+fn is_no_weight(parameter: &str) -> bool {
+    let weight = parameter
+        .strip_prefix(['q', 'Q'])
+        .and_then(|rest| rest.strip_prefix('='));
+    weight.is_some_and(|weight| weight.parse() == Ok(0.0))
 }
 
 pub(super) fn one_authorization(headers: &HeaderMap) -> Result<(), Refused> {
@@ -69,24 +80,50 @@ pub(super) fn authenticate(headers: &HeaderMap, expected: &TokenDigest) -> Resul
     Err(Box::new(answer))
 }
 
-pub(super) async fn json_body<B: Body<Data = Bytes> + Unpin>(request: Request<B>) -> Result<Vec<u8>, Refused> {
+pub(super) async fn json_body<B: Body<Data = Bytes> + Unpin>(request: &mut Request<B>) -> Result<Vec<u8>, Refused> {
     if !is_json(request.headers()) {
         return Err(refused(
             StatusCode::UNSUPPORTED_MEDIA_TYPE,
             "the body must have Content-Type: application/json",
         ));
     }
-    read_body(request.into_body()).await
+    read_body(request.body_mut()).await
 }
 
-pub(super) async fn read_body<B: Body<Data = Bytes> + Unpin>(mut body: B) -> Result<Vec<u8>, Refused> {
+/// Reads what is left of the body of a request that is refused, so that the client hears why before it finds the door shut. One
+/// that asks whether to send it at all is spared that, and what was too large or too slow was waited for already.
+pub(super) async fn forget_body<B: Body<Data = Bytes> + Unpin>(request: &mut Request<B>, status: StatusCode) {
+    let waited_for = [StatusCode::PAYLOAD_TOO_LARGE, StatusCode::REQUEST_TIMEOUT].contains(&status);
+    if status.is_success() || waited_for || request.headers().contains_key(EXPECT) || !may_be_read(request.body()) {
+        return;
+    }
+    let body = request.body_mut();
+    let read = async {
+        let mut left = MAX_BODY_BYTES + FORGIVEN_BYTES;
+        while let Some(Ok(frame)) = body.frame().await {
+            left = left.saturating_sub(frame.data_ref().map_or(0, Bytes::len));
+            if left == 0 {
+                return;
+            }
+        }
+    };
+    // Who sends no more by then has stopped to hear the answer.
+    let _ = tokio::time::timeout(FORGET_WAIT, read).await;
+}
+
+/// Whether a body is no longer than what is read of any.
+fn may_be_read<B: Body>(body: &B) -> bool {
+    body.size_hint().lower() <= (MAX_BODY_BYTES + FORGIVEN_BYTES) as u64
+}
+
+pub(super) async fn read_body<B: Body<Data = Bytes> + Unpin>(body: &mut B) -> Result<Vec<u8>, Refused> {
     let too_large = || {
         refused(
             StatusCode::PAYLOAD_TOO_LARGE,
             format!("the body is over {MAX_BODY_BYTES} bytes; write long input to a file in pieces"),
         )
     };
-    if body.size_hint().lower() > (MAX_BODY_BYTES + FORGIVEN_BYTES) as u64 {
+    if !may_be_read(body) {
         return Err(too_large());
     }
     let read = async {

@@ -15,8 +15,9 @@ use http_body::Body;
 use tokio::sync::mpsc;
 
 pub use self::answer::AnswerBody;
-use self::answer::{Answer, Refused, STREAM_LINES, error, json, refusal, refused, stream, whole};
-use self::intake::{authenticate, json_body, one_authorization, read_body, wants_lines};
+use self::answer::{Answer, Refused, STREAM_LINES, error, json, leaves, refusal, refused, stream, whole};
+use self::intake::{authenticate, forget_body, json_body, one_authorization, read_body, wants_lines};
+use crate::client::Client;
 use crate::connections::Standing;
 use crate::egress::Egress;
 use crate::metrics::Metrics;
@@ -66,13 +67,22 @@ impl Endpoints {
     }
 
     /// Answers one request.
-    pub async fn answer<B>(&self, request: Request<B>) -> Answer
+    pub async fn answer<B>(&self, mut request: Request<B>) -> Answer
+    where
+        B: Body<Data = Bytes> + Unpin,
+    {
+        let answer = self.answer_by_endpoint(&mut request).await;
+        forget_body(&mut request, answer.status()).await;
+        answer
+    }
+
+    async fn answer_by_endpoint<B>(&self, request: &mut Request<B>) -> Answer
     where
         B: Body<Data = Bytes> + Unpin,
     {
         let allowed = match request.uri().path() {
-            "/exec" | "/assign" | "/cancel" => Method::POST,
-            "/health" | "/metrics" => Method::GET,
+            "/exec" | "/assign" | "/cancel" => [Method::POST].as_slice(),
+            "/health" | "/metrics" => &[Method::GET, Method::HEAD],
             _ => {
                 return error(
                     StatusCode::NOT_FOUND,
@@ -80,9 +90,13 @@ impl Endpoints {
                 );
             }
         };
-        if request.method() != allowed {
-            let mut answer = error(StatusCode::METHOD_NOT_ALLOWED, format!("use {allowed} here"));
-            if let Ok(value) = HeaderValue::from_str(allowed.as_str()) {
+        if !allowed.contains(request.method()) {
+            let allowed: Vec<&str> = allowed.iter().map(Method::as_str).collect();
+            let mut answer = error(
+                StatusCode::METHOD_NOT_ALLOWED,
+                format!("use {} here", allowed.join(" or ")),
+            );
+            if let Ok(value) = HeaderValue::from_str(&allowed.join(", ")) {
                 answer.headers_mut().insert(ALLOW, value);
             }
             return answer;
@@ -132,14 +146,15 @@ impl Endpoints {
         Ok(())
     }
 
-    async fn exec<B: Body<Data = Bytes> + Unpin>(&self, request: Request<B>) -> Answer {
-        if let Err(answer) = self.authorize(&request) {
+    async fn exec<B: Body<Data = Bytes> + Unpin>(&self, request: &mut Request<B>) -> Answer {
+        if let Err(answer) = self.authorize(request) {
             return *answer;
         }
         if let Some(reason) = self.egress.refusal() {
             return error(StatusCode::SERVICE_UNAVAILABLE, reason);
         }
         let lines = wants_lines(request.headers());
+        let client = request.extensions().get::<Client>().cloned();
         let body = match json_body(request).await {
             Ok(body) => body,
             Err(answer) => return *answer,
@@ -167,21 +182,28 @@ impl Endpoints {
                 return refusal(&reason);
             }
         };
-        match receiver {
-            Some(receiver) => stream(receiver, ticket, result).await,
-            None => {
-                let answer = match result.await {
-                    Ok(Ok(result)) => json(StatusCode::OK, &result),
-                    Ok(Err(reason)) => refusal(&reason),
-                    Err(_) => refusal(&Refusal::ShuttingDown),
-                };
-                drop(ticket);
-                answer
+        let answer = async {
+            match receiver {
+                Some(receiver) => stream(receiver, ticket, result, client.clone()).await,
+                None => {
+                    let answer = match result.await {
+                        Ok(Ok(result)) => json(StatusCode::OK, &result),
+                        Ok(Err(reason)) => refusal(&reason),
+                        Err(_) => refusal(&Refusal::ShuttingDown),
+                    };
+                    drop(ticket);
+                    answer
+                }
             }
+        };
+        tokio::select! {
+            biased;
+            answer = answer => answer,
+            never = leaves(client.as_ref()) => match never {},
         }
     }
 
-    async fn assign<B: Body<Data = Bytes> + Unpin>(&self, request: Request<B>) -> Answer {
+    async fn assign<B: Body<Data = Bytes> + Unpin>(&self, request: &mut Request<B>) -> Answer {
         if let Err(answer) = one_authorization(request.headers()) {
             return *answer;
         }
@@ -190,7 +212,7 @@ impl Endpoints {
         if let Err(answer) = authenticate(request.headers(), assign) {
             return *answer;
         }
-        note_standing(&request);
+        note_standing(request);
         let body = match json_body(request).await {
             Ok(body) => body,
             Err(answer) => return *answer,
@@ -218,11 +240,11 @@ impl Endpoints {
         }
     }
 
-    async fn cancel<B: Body<Data = Bytes> + Unpin>(&self, request: Request<B>) -> Answer {
-        if let Err(answer) = self.authorize(&request) {
+    async fn cancel<B: Body<Data = Bytes> + Unpin>(&self, request: &mut Request<B>) -> Answer {
+        if let Err(answer) = self.authorize(request) {
             return *answer;
         }
-        match read_body(request.into_body()).await {
+        match read_body(request.body_mut()).await {
             Ok(body) if body.is_empty() => json(
                 StatusCode::OK,
                 &CancelResponse {

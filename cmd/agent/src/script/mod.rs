@@ -50,6 +50,8 @@ const STASHED: [&str; 5] = ["TIMEFORMAT", "PS0", "PS1", "PS2", "TMOUT"];
 pub struct Hazards {
     /// Functions that shadow `.`, `builtin`, `command`, `exec`.
     pub shadowed: Vec<String>,
+    /// Which of these builtins are switched off.
+    pub switched_off: Vec<String>,
     /// `TIMEFORMAT` cannot be set.
     pub time_unusable: bool,
     /// A function of the user's names `TIMEFORMAT`, and may make it so.
@@ -94,14 +96,19 @@ pub fn contains(text: &[u8], word: &[u8]) -> bool {
 }
 
 impl Hazards {
-    fn shadows(&self, name: &str) -> bool {
-        self.shadowed.iter().any(|other| other == name)
+    fn is_off(&self, name: &str) -> bool {
+        self.switched_off.iter().any(|other| other == name)
     }
 
-    /// Whether functions of the user's stand in for every way to source a file.
+    /// Whether the name does not run the builtin.
+    fn misleads(&self, name: &str) -> bool {
+        self.is_off(name) || self.shadowed.iter().any(|other| other == name)
+    }
+
+    /// Whether there is no way left to source a file.
     #[must_use]
     pub fn no_way_to_source(&self) -> bool {
-        [".", "builtin", "command"].iter().all(|name| self.shadows(name))
+        self.is_off(".") || [".", "builtin", "command"].iter().all(|name| self.misleads(name))
     }
 }
 
@@ -145,9 +152,9 @@ pub fn quote_bytes(text: &[u8]) -> Vec<u8> {
 
 /// A way to run a builtin that no function stands in for, where there is one.
 fn builtin(hazards: &Hazards, name: &str) -> String {
-    if !hazards.shadows(name) {
+    if !hazards.misleads(name) {
         format!(r"\{name}")
-    } else if !hazards.shadows("builtin") {
+    } else if !hazards.misleads("builtin") {
         format!(r"\builtin {name}")
     } else {
         format!(r"\command {name}")
@@ -244,7 +251,7 @@ const ENTER_POSIX: &str = "CLI_MCP_B=$BASHOPTS CLI_MCP_S=$SHELLOPTS POSIXLY_CORR
 fn snapshot_body(script: &str) -> String {
     format!(
         "\\set +euxvET; {}\\unset -f unset; \\unset -v POSIXLY_CORRECT; \\unset -f printf enable; POSIXLY_CORRECT=y; \
-         \\enable {NEEDED}; \\printf \"BEGIN\\0%s\\0\" \"$CLI_MCP_X\"; \\trap -p; \\printf \"\\0\"; \\trap - DEBUG ERR RETURN EXIT; \\. {script}",
+         \\enable -n; \\enable {NEEDED}; \\printf \"BEGIN\\0%s\\0\" \"$CLI_MCP_X\"; \\trap -p; \\printf \"\\0\"; \\trap - DEBUG ERR RETURN EXIT; \\. {script}",
         print_shadows()
     )
 }

@@ -15,6 +15,9 @@ use crate::snapshot::{Snapshot, may_set_traps};
 use crate::stop::{self, Outcome};
 use crate::trap_table::TrapTable;
 
+/// What is said of a shell that reads no command.
+pub(super) const COULD_NOT_BEGIN: &str = "could not begin a command";
+
 impl Session {
     /// Takes the shell of a call back, with what is left to do about the way it ended. False when bash is sure never to
     /// have read the command.
@@ -49,7 +52,7 @@ impl Session {
                         shell.signal(Signal::SIGKILL);
                         shell.exit.wait().await;
                         self.shell = Some(shell);
-                        self.reset = Some(self.shell_lost("could not begin a command", When::Idle, None));
+                        self.reset = Some(self.shell_lost(COULD_NOT_BEGIN, When::Idle, None));
                     }
                     return false;
                 }

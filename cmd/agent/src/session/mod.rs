@@ -247,7 +247,7 @@ impl Session {
         let mut attempt = 0;
         // One refusal at most comes of each shell.
         for _ in 0..2 * ATTEMPTS {
-            self.make_ready().await?;
+            self.make_able().await?;
             let may_repeat = attempt == 0;
             match self.run_command(command, seconds, cancel, sink, may_repeat).await? {
                 Ran::Finished(finished) => {
@@ -266,31 +266,6 @@ impl Session {
             }
         }
         Err("the shell reads no command".to_owned())
-    }
-
-    /// A shell that could not even begin a command is made again from less and less of the state: the reset's line says so.
-    fn give_way(&mut self, attempt: usize) {
-        let Some(state) = &mut self.state else { return };
-        let without = if attempt == 0 {
-            if state.hazards().no_way_to_source() {
-                state.without_shadows();
-            }
-            return;
-        } else if attempt + 2 < ATTEMPTS {
-            self.stash = Stash::default();
-            if let Some(shell) = &mut self.shell {
-                shell.before.stash = Stash::default();
-            }
-            state.without_shadows();
-            state.without_limits();
-            "prompts, functions named like builtins and resource limits"
-        } else {
-            self.state = None;
-            "anything of its state"
-        };
-        self.given_up = Some(format!(
-            " No shell could run a command with all of it: it is restored without {without}."
-        ));
     }
 
     /// How the next command of a shell gets its descriptors.
@@ -350,10 +325,7 @@ impl Session {
                 channel: shell.channel.clone(),
             },
         );
-        let offered = pipes
-            .offer(command.as_bytes(), holder)
-            .await
-            .and_then(|()| shell.write(&line));
+        let offered = pipes.offer(command.as_bytes()).and_then(|()| shell.write(&line));
         if let Err(error) = offered {
             // Not even the line reached a shell that is about to end, or cannot be written to: nothing has run.
             tracing::debug!(%error, "The shell does not read");
@@ -392,7 +364,7 @@ impl Session {
             return Ok(Ran::Unread);
         }
         let refused = matches!(end, End::Status(Status { refused: true, .. }));
-        if refused && form != Form::Among && pipes.command_may_be_unread() {
+        if refused && form != Form::Among && pipes.command_unread() {
             shell.has_room = false;
             self.shell = Some(shell);
             pipes.drain_in_background();
@@ -411,6 +383,10 @@ impl Session {
             return Ok(Ran::Unread);
         }
         if matches!(end, End::Status(_)) && may_write_late(command) {
+            if let Some(holder) = &self.holder {
+                // Where that fails the wait is as long as it may be, and the next call finds another holder.
+                let _ = CallPipes::leave_to_writers(holder).await;
+            }
             hear_late(&mut pipes, &mut self.buffer, &mut stdout, &mut stderr, &mut echo, sink).await;
         }
         let duration = started.elapsed();

@@ -102,7 +102,8 @@ impl Session {
             tried = self.try_snapshot().await;
         }
         if tried == Tried::Unsound {
-            self.retire().await;
+            // It would abort at one of the next lines that it reads: an innocent command's.
+            self.retire("was no longer sound after an unclosed $(").await;
         }
     }
 

@@ -5,11 +5,13 @@ use std::sync::atomic::Ordering;
 
 use nix::sys::signal::Signal;
 
-use super::Session;
+use super::ending::COULD_NOT_BEGIN;
+use super::{ATTEMPTS, Session};
 use crate::holder::Holder;
 use crate::outcome::{Restored, reset_notice};
 use crate::pipes::CallPipes;
 use crate::reaper::ExitCode;
+use crate::script::Stash;
 use crate::shell::Shell;
 use crate::snapshot::Snapshot;
 
@@ -36,6 +38,47 @@ impl Session {
         self.start_what_is_missing().await?;
         self.note_end_of_jobs("no shell could be started beside it");
         Ok(())
+    }
+
+    /// As [`Self::make_ready`], and puts another shell in place of one that has no way left to source a file: what would answer
+    /// there would be heard in the command's place, and may have been streamed.
+    pub(super) async fn make_able(&mut self) -> Result<(), String> {
+        self.make_ready().await?;
+        if self
+            .shell
+            .as_ref()
+            .is_some_and(|shell| shell.hazards.no_way_to_source())
+        {
+            self.give_way(0);
+            self.retire(COULD_NOT_BEGIN).await;
+            self.make_ready().await?;
+        }
+        Ok(())
+    }
+
+    /// A shell that could not even begin a command is made again from less and less of the state: the reset's line says so.
+    pub(super) fn give_way(&mut self, attempt: usize) {
+        let Some(state) = &mut self.state else { return };
+        let without = if attempt == 0 {
+            if state.hazards_restored().no_way_to_source() {
+                state.without_shadows();
+            }
+            return;
+        } else if attempt + 2 < ATTEMPTS {
+            self.stash = Stash::default();
+            if let Some(shell) = &mut self.shell {
+                shell.before.stash = Stash::default();
+            }
+            state.without_shadows();
+            state.without_limits();
+            "prompts, functions named like builtins and resource limits"
+        } else {
+            self.state = None;
+            "anything of its state"
+        };
+        self.given_up = Some(format!(
+            " No shell could run a command with all of it: it is restored without {without}."
+        ));
     }
 
     /// The next result says that there were too many processes.
@@ -162,13 +205,12 @@ impl Session {
         reset_notice(what, restored)
     }
 
-    /// Replaces a shell whose memory is spoilt, which would abort at one of the next lines that it reads: an innocent
-    /// command's.
-    pub(super) async fn retire(&mut self) {
+    /// Replaces an idle shell that would not serve the next command, for this reason.
+    pub(super) async fn retire(&mut self, what: &str) {
         let Some(shell) = &mut self.shell else { return };
         shell.signal(Signal::SIGKILL);
         shell.exit.wait().await;
-        self.reset = Some(self.shell_lost("was no longer sound after an unclosed $(", When::Idle, None));
+        self.reset = Some(self.shell_lost(what, When::Idle, None));
         if let Err(reason) = self.make_ready().await {
             tracing::error!(reason, "Failed to replace the shell");
         }

@@ -72,7 +72,7 @@ const NOT_RESTORED: [&str; 44] = [
     "READLINE_POINT",
 ];
 
-/// Functions that stand in for a way to source a file.
+/// Builtins that are ways to source a file, and whose names functions can take.
 const SHADOWS: [&str; 3] = [".", "builtin", "command"];
 
 const DEBUG: &str = "DEBUG";
@@ -107,6 +107,8 @@ pub struct Snapshot {
     umask: String,
     limits: Vec<(String, String)>,
     time_unusable: bool,
+    /// Builtins that are switched off. They come back.
+    switched_off: Vec<String>,
 }
 
 /// What was printed before a state, and the state.
@@ -148,6 +150,7 @@ impl Snapshot {
             let head = pieces.next()?;
             if head == b"END" {
                 snapshot.add_shadows(before);
+                snapshot.switched_off = names_switched_off(before);
                 return (variables_listed && snapshot.has_all_functions()).then_some(snapshot);
             }
             let body = pieces.next()?;
@@ -254,7 +257,7 @@ impl Snapshot {
         Some(String::from_utf8_lossy(name).into_owned())
     }
 
-    /// What of this state the wrapper must mind.
+    /// What the wrapper must mind in the shell that has printed this state.
     #[must_use]
     pub fn hazards(&self) -> Hazards {
         let shadowed = SHADOWS
@@ -265,9 +268,21 @@ impl Snapshot {
             .collect();
         Hazards {
             shadowed,
+            switched_off: self.switched_off.clone(),
             time_unusable: self.time_unusable,
             time_at_risk: self.any_text(|text| contains(text, b"TIMEFORMAT")),
             aliased_keywords: self.aliases_keywords(),
+        }
+    }
+
+    /// What it must mind in one that is made from it: neither attributes of `TIMEFORMAT` nor builtins that are switched off are
+    /// brought back.
+    #[must_use]
+    pub fn hazards_restored(&self) -> Hazards {
+        Hazards {
+            time_unusable: false,
+            switched_off: Vec::new(),
+            ..self.hazards()
         }
     }
 
@@ -349,6 +364,18 @@ impl Snapshot {
             self.functions.remove(name.as_bytes());
         }
     }
+}
+
+/// The builtins that are switched off, by what was printed last before a state: `enable -n` lists them.
+fn names_switched_off(before: &[u8]) -> Vec<String> {
+    let lines = before
+        .strip_suffix(b"\n")
+        .unwrap_or(before)
+        .rsplit(|byte| *byte == b'\n');
+    lines
+        .map_while(|line| line.strip_prefix(b"enable -n "))
+        .map(|name| String::from_utf8_lossy(name).into_owned())
+        .collect()
 }
 
 /// The definition of a function as bash printed it, without the keyword that newer ones put before odd names, and, where

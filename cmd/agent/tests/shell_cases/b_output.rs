@@ -139,6 +139,10 @@ fn case_029_process_substitutions_are_heard_to_their_end() {
     ] {
         assert_eq!(agent.run(command).stdout, "ok\n", "{command}");
     }
+    // The wait ends with the last that writes; where there is none it is none.
+    for command in ["echo '>('", "echo ok > >(cat)", "tee >(cat >&2) <<< ok"] {
+        assert!((0..20).any(|_| agent.run(command).duration_ms < 200), "{command}");
+    }
     let result = agent.run_for(30, "echo ok > >(cat; sleep 60)");
     assert_eq!(
         (result.stdout.as_str(), result.timed_out),

@@ -1,6 +1,6 @@
 //! Section D: what a replaced shell brings back, kind by kind, whichever way the last one ended.
 
-use crate::harness::Agent;
+use crate::harness::{Agent, Setup};
 
 /// Both ways to a state: printed by the shell that ends itself, and on record from before.
 const ENDS: [&str; 2] = ["exit 3", "kill -9 $$"];
@@ -212,4 +212,29 @@ fn a_time_format_that_every_variable_is_exported_with_is_the_users() {
     agent.run("true; :");
     assert!(!agent.out("echo \"$TIMEFORMAT\"").contains('\u{1f}'));
     assert!(agent.out("env; echo \"$TIMEFORMAT\"").contains("real"));
+}
+
+#[test]
+fn functions_of_the_images_environment_cost_nothing() {
+    for names in [
+        [".", "builtin", "command", "echo", "exec", "source"].as_slice(),
+        &["[["],
+        &["eval"],
+        &["declare"],
+        &["."],
+    ] {
+        let mut setup = Setup::new().env("BASH_FUNC_hello%%", "() { echo hello; }");
+        for name in names {
+            setup = setup.env(&format!("BASH_FUNC_{name}%%"), "() { :; }");
+        }
+        let agent = setup.env("BASH_FUNC_gone%%", "() { echo here; }").start();
+        assert_eq!(agent.out("K=1; cd /usr; unset -f gone; hello"), "hello\n", "{names:?}");
+        agent.run("kill -9 $$");
+        let result = agent.run("echo $K $PWD; hello; bash -c hello; gone");
+        assert_eq!(
+            (result.stdout.as_str(), result.exit_code),
+            ("1 /usr\nhello\nhello\n", 127),
+            "{names:?}: {result:?}"
+        );
+    }
 }

@@ -405,6 +405,38 @@ fn builtins_that_are_switched_off_are_missed_by_the_user_alone() {
 }
 
 #[test]
+fn what_answers_in_place_of_a_command_is_not_taken_for_it() {
+    let command = format!("echo real $K; false # {}", "x".repeat(5000));
+    for (state, costs_a_shell) in [
+        (
+            "K=1; .() { echo DOT; }; builtin() { echo B; }; command() { echo C; }",
+            true,
+        ),
+        ("K=1; enable -n . source builtin command exec", true),
+        ("K=1; .() { echo DOT; }; enable -n builtin", false),
+    ] {
+        let agent = Agent::start();
+        agent.out(state);
+        let lines = agent.stream(&command);
+        let [StreamLine::Chunk(chunk), StreamLine::Result(result)] = lines.as_slice() else {
+            panic!("{state}: {lines:?}")
+        };
+        assert_eq!(
+            (chunk.data.as_str(), result.exit_code, result.session_reset.is_some()),
+            ("real 1\n", 1, costs_a_shell),
+            "{state}"
+        );
+        assert_eq!(agent.out("echo $K"), "1\n");
+    }
+    // Where the agent has no state on record it learns of it only now.
+    let agent = Agent::start();
+    agent.out("x=$(printf %09000000d); .() { echo DOT; }");
+    let result = agent.run(&command);
+    assert_eq!((result.stdout.as_str(), result.exit_code), ("real\n", 1), "{result:?}");
+    assert!(result.session_reset.is_some());
+}
+
+#[test]
 fn functions_called_like_builtins_survive_their_shell() {
     let agent = Agent::start();
     let names = [

@@ -1,5 +1,6 @@
 //! Section H: the wire.
 
+use std::io::Write as _;
 use std::time::{Duration, Instant};
 
 use cli_mcp_sandbox::token::TokenDigest;
@@ -313,4 +314,84 @@ fn case_106_the_client_leaves() {
     drop(silent);
     assert_eq!(agent.out("ls"), "");
     agent.until_quiet();
+}
+
+#[test]
+fn a_client_that_has_sent_ahead_is_seen_to_leave() {
+    let agent = Agent::start();
+    let next = "POST /exec HTTP/1.1\r\nHost: agent\r\nContent-Length: 0\r\n\r\n";
+    for accept in ["*/*", "application/x-ndjson"] {
+        for ahead in ["\r\n", "x", next] {
+            let command = "echo begun; touch ~/begun; sleep 10; touch ~/after";
+            let mut running = agent.begin(&json!({ "command": command }), accept);
+            if accept != "*/*" {
+                assert_eq!(receive_head(&mut running).unwrap().status, 200);
+                assert!(receive_chunk(&mut running).is_some());
+            }
+            agent.until_file("begun");
+            running.get_mut().write_all(ahead.as_bytes()).unwrap();
+            std::thread::sleep(Duration::from_millis(100));
+            drop(running);
+            // The call after it waits for its end.
+            assert_eq!(agent.out("rm begun; ls"), "", "{accept} {ahead:?}");
+        }
+    }
+    // What is sent ahead costs a client that stays nothing.
+    let mut staying = agent.begin(&json!({"command": "sleep 0.3; echo stayed"}), "*/*");
+    staying
+        .get_mut()
+        .write_all(b"GET /health HTTP/1.1\r\nHost: agent\r\n\r\n")
+        .unwrap();
+    assert_eq!(receive(&mut staying).unwrap().result().stdout, "stayed\n");
+    assert_eq!(receive(&mut staying).unwrap().status, 200);
+}
+
+#[test]
+fn a_refusal_is_heard_over_any_body() {
+    let agent = Agent::start();
+    let body = json!({"command": "x".repeat(5 << 20)}).to_string();
+    let authorization = format!("Bearer {TOKEN}");
+    let typed = ("Content-Type", "application/json");
+    for (path, headers, status) in [
+        ("/exec", [typed, ("Authorization", "Bearer wrong")], 401),
+        (
+            "/exec",
+            [
+                ("Content-Type", "text/plain"),
+                ("Authorization", authorization.as_str()),
+            ],
+            415,
+        ),
+        ("/nosuch", [typed, typed], 404),
+        ("/health", [typed, typed], 405),
+    ] {
+        let mut connection = agent.connect();
+        let [first, second] = headers.map(|(name, value)| format!("{name}: {value}\r\n"));
+        let length = body.len();
+        let head = format!("POST {path} HTTP/1.1\r\nHost: agent\r\nContent-Length: {length}\r\n{first}{second}\r\n");
+        let (begin, rest) = body.as_bytes().split_at(length / 2);
+        connection.get_mut().write_all(head.as_bytes()).unwrap();
+        connection.get_mut().write_all(begin).unwrap();
+        std::thread::sleep(Duration::from_millis(300));
+        let sent = connection.get_mut().write_all(rest);
+        assert!(sent.is_ok(), "the door was shut: {path} {sent:?}");
+        let answer = receive(&mut connection).unwrap();
+        assert_eq!(answer.status, status, "{path}");
+    }
+}
+
+#[test]
+fn what_a_client_does_not_take_it_does_not_get() {
+    let agent = Agent::start();
+    for accept in ["application/x-ndjson;q=0", "application/x-ndjson; q=0.000, */*"] {
+        let mut connection = agent.begin(&json!({"command": "echo plain"}), accept);
+        assert_eq!(receive(&mut connection).unwrap().result().stdout, "plain\n", "{accept}");
+    }
+    let mut connection = agent.connect();
+    send(connection.get_mut(), "HEAD", "/health", &[], b"");
+    let head = receive_head(&mut connection).unwrap();
+    assert_eq!(head.status, 200);
+    send(connection.get_mut(), "GET", "/health", &[], b"");
+    let whole = receive(&mut connection).unwrap();
+    assert_eq!(head.headers["content-length"], whole.headers["content-length"]);
 }

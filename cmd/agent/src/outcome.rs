@@ -29,6 +29,8 @@ pub(crate) enum Restored {
     BeforeCallButDirectory,
     /// An older one.
     Older,
+    /// An older one, but for the working directory.
+    OlderButDirectory,
     /// None.
     Nothing,
 }
@@ -47,6 +49,9 @@ pub(crate) fn reset_notice(what: &str, restored: Restored) -> String {
         ),
         Restored::Older => format!(
             "The shell {what} and was replaced: {STATE} are restored as they were some calls ago, and what changed since is lost; {LOST}."
+        ),
+        Restored::OlderButDirectory => format!(
+            "The shell {what} and was replaced: the working directory is restored as it was last seen, variables, functions, aliases, traps and options as they were some calls ago, and what changed of these since is lost; {LOST}."
         ),
         Restored::Nothing => format!("The shell {what} and was replaced by a fresh one; its state is lost."),
     }

@@ -243,11 +243,22 @@ pub fn startup(nonce: &Nonce, script: &str, quiet: bool, channel: &Channel) -> V
 /// Builtins that a snapshot needs, in case the user has switched some off.
 const NEEDED: &str = "set unset printf trap . declare compgen shopt ulimit umask local alias";
 
+/// Builtins besides these that all other lines of the agent's may need.
+const NEEDED_ELSEWHERE: [&str; 8] = [
+    "exec", "eval", "exit", "builtin", "command", "export", "readonly", "enable",
+];
+
+/// Whether lines of the agent's may need a builtin.
+#[must_use]
+pub fn needs_builtin(name: &str) -> bool {
+    NEEDED.split(' ').chain(NEEDED_ELSEWHERE).any(|other| other == name)
+}
+
 /// Enters POSIX mode, where special builtins win over functions, and remembers the options from before.
 const ENTER_POSIX: &str = "CLI_MCP_B=$BASHOPTS CLI_MCP_S=$SHELLOPTS POSIXLY_CORRECT=y";
 
 /// Enters the state in which a snapshot can be taken. Expects [`ENTER_POSIX`], and the exit status, or nothing, in
-/// `$CLI_MCP_X`; leaves by the script.
+/// `$CLI_MCP_X`; leaves by the script. What is switched off is told before that is undone.
 fn snapshot_body(script: &str) -> String {
     format!(
         "\\set +euxvET; {}\\unset -f unset; \\unset -v POSIXLY_CORRECT; \\unset -f printf enable; POSIXLY_CORRECT=y; \

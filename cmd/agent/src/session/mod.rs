@@ -412,6 +412,8 @@ impl Session {
             let _ = shell.write(shell.channel.cover(&shell.hazards).as_bytes());
         }
         if let Some(code) = self.shell.as_ref().and_then(|shell| shell.exit.code()) {
+            // One that was ended while it printed its state has said before how it would end.
+            let code = if let End::Shell(code) = end { code } else { code };
             self.next_reset = Some(self.shell_ended(code, When::InCall));
         }
         let rest = echo.rest(self.may_show_traps(&end));

@@ -1,5 +1,7 @@
 //! Starting the shell, and putting another in its place: from which state, and what the next result says of it.
 
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt as _;
 use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 
@@ -180,16 +182,27 @@ impl Session {
         if let Some(shell) = &shell {
             self.stash = shell.before.stash.clone();
         }
+        let mut untold = String::new();
         let restored = match (shell.as_mut().and_then(Shell::take_state), &mut self.state) {
             (Some(mut saved), earlier) => {
-                if let Some(earlier) = earlier.as_ref().filter(|_| self.state_is_current) {
-                    saved.keep_debug_trap(earlier);
-                }
+                let known = earlier.as_ref().map(|state| (state, self.state_is_current));
+                untold = take_untold(&mut saved, known);
                 *earlier = Some(saved);
                 Restored::AsLeft
             }
             (None, None) => Restored::Nothing,
-            (None, Some(_)) if !self.state_is_current => Restored::Older,
+            (None, Some(state)) if !self.state_is_current => {
+                let last_seen = shell
+                    .as_ref()
+                    .map(|shell| PathBuf::from(OsStr::from_bytes(&shell.directory)));
+                match directory.or(last_seen).filter(|path| path.is_absolute()) {
+                    Some(directory) => {
+                        state.move_to(&directory);
+                        Restored::OlderButDirectory
+                    }
+                    None => Restored::Older,
+                }
+            }
             (None, Some(_)) if when == When::Idle => Restored::AsLeft,
             (None, Some(state)) => match directory.as_deref() {
                 Some(directory) => {
@@ -199,10 +212,13 @@ impl Session {
                 None => Restored::BeforeCall,
             },
         };
+        if shell.is_some_and(|shell| shell.before.flags.contains('r')) {
+            untold.push_str(" It was restricted (`set -r`), and could run no call so; the new one is not.");
+        }
         // The next shell is made from this state, whatever its age.
         self.state_is_current = true;
         self.unrecorded_traps = false;
-        reset_notice(what, restored)
+        reset_notice(what, restored) + &untold
     }
 
     /// Replaces an idle shell that would not serve the next command, for this reason.
@@ -215,6 +231,34 @@ impl Session {
             tracing::error!(reason, "Failed to replace the shell");
         }
     }
+}
+
+/// Takes over into a state that a shell printed as it ended what bash did not let it see, from the state known before and
+/// whether that is the one before the call. Returns what the line of the replaced shell says of it.
+fn take_untold(saved: &mut Snapshot, known: Option<(&Snapshot, bool)>) -> String {
+    if !saved.ended_in_function() {
+        if let Some((earlier, true)) = known {
+            saved.keep_debug_trap(earlier);
+        }
+        return String::new();
+    }
+    let earlier = match known {
+        Some((earlier, _)) => earlier,
+        None => &Snapshot::default(),
+    };
+    saved.take_hidden(earlier);
+    let traps: Vec<&str> = saved.hidden_traps().collect();
+    let traps = match traps.split_last() {
+        Some((last, others)) if !others.is_empty() => format!(" and the {} and {last} traps", others.join(", ")),
+        Some((last, _)) => format!(" and the {last} trap"),
+        None => String::new(),
+    };
+    let age = match known {
+        Some((_, true)) => "as that call found them",
+        Some((_, false)) => "as they were some calls ago",
+        None => "lost",
+    };
+    format!(" It ended inside a function: positional parameters{traps} are {age}.")
 }
 
 /// What the line of a replaced shell says of parts of its state that could not be brought back.
@@ -237,6 +281,13 @@ fn unrestored_notice(state: &Snapshot, started: &Shell) -> String {
         notice.push_str(&format!(
             " Not restored, since bash does not read its own text of them again: {}.",
             functions.join(", ")
+        ));
+    }
+    let builtins: Vec<&str> = state.switched_on_again().collect();
+    if !builtins.is_empty() {
+        notice.push_str(&format!(
+            " Switched on again, since the shell is led by them: {}.",
+            builtins.join(", ")
         ));
     }
     notice

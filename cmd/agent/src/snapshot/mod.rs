@@ -1,11 +1,13 @@
 //! The state of a shell: what a bash printed of it, read.
 
 mod commands;
+mod hidden;
 mod plain;
 mod print;
 mod restore;
 mod shadow;
 mod traps;
+mod variables;
 mod words;
 
 use std::collections::BTreeMap;
@@ -19,7 +21,8 @@ pub use restore::{change_directory, startup_script};
 pub use shadow::print_shadows;
 
 use self::traps::{Trap, read_traps};
-use crate::script::{Hazards, KEYWORDS, contains};
+use self::variables::declarations;
+use crate::script::{Hazards, KEYWORDS, contains, needs_builtin};
 
 /// More than this is not kept: such a state would cost more memory than a sandbox has to spare.
 pub const MAX_BYTES: usize = 8 << 20;
@@ -95,6 +98,10 @@ pub struct Snapshot {
     variables: BTreeMap<String, Vec<u8>>,
     /// Variables that have attributes and no value.
     declared: BTreeMap<String, Vec<u8>>,
+    /// Whether the shell ended inside a function.
+    in_function: bool,
+    /// Builtins that are switched off.
+    switched_off: Vec<String>,
     functions: BTreeMap<Vec<u8>, Vec<u8>>,
     /// A `declare` for each function.
     function_attributes: Vec<u8>,
@@ -107,8 +114,6 @@ pub struct Snapshot {
     umask: String,
     limits: Vec<(String, String)>,
     time_unusable: bool,
-    /// Builtins that are switched off. They come back.
-    switched_off: Vec<String>,
 }
 
 /// What was printed before a state, and the state.
@@ -145,17 +150,17 @@ impl Snapshot {
             ..Self::default()
         };
         snapshot.add_debug_traps(read_traps(before));
+        snapshot.switched_off = names_switched_off(before);
         let mut variables_listed = false;
         loop {
             let head = pieces.next()?;
             if head == b"END" {
                 snapshot.add_shadows(before);
-                snapshot.switched_off = names_switched_off(before);
                 return (variables_listed && snapshot.has_all_functions()).then_some(snapshot);
             }
             let body = pieces.next()?;
             // Every bash has this one.
-            variables_listed |= head == b"VBASHOPTS";
+            variables_listed |= head == b"V" && declarations(body).any(|found| found.name == "BASHOPTS");
             snapshot.add_piece(*head.first()?, &head[1..], body);
         }
     }
@@ -164,14 +169,9 @@ impl Snapshot {
         let text = || String::from_utf8_lossy(body).trim().to_owned();
         let name_text = || String::from_utf8_lossy(name).into_owned();
         match kind {
+            b'I' => self.in_function = true,
             b'P' => body.clone_into(&mut self.positional),
-            b'V' if name == b"TIMEFORMAT" => {
-                let usable = [b"declare -- ".as_slice(), b"declare -x "];
-                self.time_unusable = !body.is_empty() && !usable.iter().any(|head| body.starts_with(head));
-            }
-            b'V' if kept(&name_text()) && !body.is_empty() => {
-                self.variables.insert(name_text(), body.to_vec());
-            }
+            b'V' => self.add_variables(body),
             b'F' | b'T' if !body.is_empty() && !name.starts_with(OWN_NAMES.as_bytes()) => {
                 self.functions.insert(name.to_vec(), definition(kind, body).to_vec());
             }
@@ -185,25 +185,33 @@ impl Snapshot {
                     directory.clone_into(&mut self.directory);
                 }
             }
-            b'N' => self.add_declared(body),
             b'U' => self.umask = text(),
             b'L' if !body.is_empty() => self.limits.push((name_text(), text())),
             _ => {}
         }
     }
 
-    /// Adds the variables of a listing that have no value.
-    fn add_declared(&mut self, listing: &[u8]) {
-        for line in listing.split(|byte| *byte == b'\n') {
-            let Ok(line) = std::str::from_utf8(line) else { continue };
-            let Some((attributes, name)) = line.strip_prefix("declare -").and_then(|rest| rest.split_once(' ')) else {
-                continue;
-            };
-            let is_name = |name: &str| name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_');
-            if attributes != "-" && is_name(name) && kept(name) && !self.variables.contains_key(name) {
-                self.declared.insert(name.to_owned(), line.as_bytes().to_vec());
+    fn add_variables(&mut self, listing: &[u8]) {
+        for found in declarations(listing) {
+            if found.name == "TIMEFORMAT" {
+                self.time_unusable = !["-", "x"].contains(&found.attributes);
             }
+            let variables = match found.attributes {
+                _ if !kept(found.name) => continue,
+                _ if found.has_value => &mut self.variables,
+                "-" => continue,
+                _ => &mut self.declared,
+            };
+            variables.insert(found.name.to_owned(), found.text.to_vec());
         }
+    }
+
+    /// The builtins that come back although they were switched off: the agent's own lines need them.
+    pub fn switched_on_again(&self) -> impl Iterator<Item = &str> {
+        self.switched_off
+            .iter()
+            .map(String::as_str)
+            .filter(|name| needs_builtin(name))
     }
 
     /// Adds the DEBUG trap, which a sourced text does not see.
@@ -275,8 +283,8 @@ impl Snapshot {
         }
     }
 
-    /// What it must mind in one that is made from it: neither attributes of `TIMEFORMAT` nor builtins that are switched off are
-    /// brought back.
+    /// What it must mind in one that is made from it: attributes of `TIMEFORMAT` are not brought back, and the builtins that its
+    /// lines need come back on.
     #[must_use]
     pub fn hazards_restored(&self) -> Hazards {
         Hazards {
@@ -397,8 +405,8 @@ fn kept(name: &str) -> bool {
 mod tests {
     use super::*;
 
-    const OUTPUT: &[u8] = b"D\nBEGIN\x003\0D\ntrap -- '{ CLI_MCP_X=$? \\. /proc/9/fd/15; } </dev/null >/proc/9/fd/14 2>/dev/null' EXIT\ntrap -- 'echo\n i' INT\ntrap -- - HUP\ntrap -- - ERR\n\0extglob\0errexit:xtrace\0/usr\0VIFS\0declare -- IFS=\" \"\n\0VBASHOPTS\0\0\
-        P\0a\\ b \0VUID\0declare -ir UID=\"0\"\n\0VX\0declare -- X=\"1\"\n\0Ff\0f () \n{ \n    echo F\n}\n\0G\0declare -fx f\n\0\
+    const OUTPUT: &[u8] = b"D\nBEGIN\x003\0D\ntrap -- '{ CLI_MCP_X=$? \\. /proc/9/fd/15; } </dev/null >/proc/9/fd/14 2>/dev/null' EXIT\ntrap -- 'echo\n i' INT\ntrap -- - HUP\ntrap -- - ERR\n\0extglob\0errexit:xtrace\0/usr\0V\0declare -- IFS=\" \"\ndeclare -r BASHOPTS=\"\"\ndeclare -ir UID=\"0\"\ndeclare -- X=\"1\"\n\0\
+        P\0a\\ b \0Ff\0f () \n{ \n    echo F\n}\n\0G\0declare -fx f\n\0\
         A\0declare -A BASH_ALIASES=([ll]=\"ls -l\" )\n\0U\x000022\n\0LSn\x00100\n\0END\0";
 
     #[test]
@@ -431,7 +439,7 @@ mod tests {
         assert_eq!(Snapshot::parse(&OUTPUT[..OUTPUT.len() - 5]), None);
         assert_eq!(Snapshot::parse(b""), None);
         let without = |piece: &str| String::from_utf8_lossy(OUTPUT).replacen(piece, "", 1);
-        assert_eq!(Snapshot::parse(without("VBASHOPTS\0\0").as_bytes()), None);
+        assert_eq!(Snapshot::parse(without("declare -r BASHOPTS=\"\"\n").as_bytes()), None);
         assert_eq!(
             Snapshot::parse(without("Ff\0f () \n{ \n    echo F\n}\n\0").as_bytes()),
             None

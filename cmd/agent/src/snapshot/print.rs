@@ -9,27 +9,39 @@
 ///
 /// A shell that ends inside a function still has its local variables, which are no state. In a subshell each variable is
 /// declared globally, so that there is one to be seen below the local ones, and then taken away from within another
-/// function, where that uncovers the next, until none is left: it hid as many as were seen, less one. `FUNCNEST`, which may
-/// forbid that function, is lifted meanwhile, and looked at last; where it cannot be, the state is left without its end.
+/// function, where that uncovers the next, until none is left: it hid as many as were seen, less one. Most hide none, and a
+/// look at each takes long: only what is left after each was taken away once is counted. `FUNCNEST`, which may forbid that
+/// function, is lifted meanwhile, and looked at last; where it cannot be, the state is left without its end.
 ///
-/// What comes after the list of functions may take functions away that are called like the builtins it needs. A variable
-/// that is declared and not set is in no list of names: such are seen when all others are taken away.
+/// Any list of its variables takes bash a time that grows with their square. So there is one alone, with their values, and of
+/// those without a value the attributes. In it `SECONDS` has a value only after a look at it.
+///
+/// What comes after the list of functions may take functions away that are called like the builtins it needs.
 pub const PRINT_STATE: &str = r#"\unset POSIXLY_CORRECT
-\unset -f shopt; \shopt -u expand_aliases
+\unset -f shopt; \shopt -u expand_aliases localvar_unset
 \unset -f declare compgen alias ulimit umask local
-CLI_MCP_E=
+CLI_MCP_E= CLI_MCP_I=
 if \local CLI_MCP_Z; then
-CLI_MCP_E=x CLI_MCP_M=${FUNCNEST-}; [[ ${FUNCNEST+x} ]] && FUNCNEST=0
+CLI_MCP_E=x CLI_MCP_I=x CLI_MCP_M=${FUNCNEST-}; [[ ${FUNCNEST+x} ]] && FUNCNEST=0
 CLI_MCP_E=
+CLI_MCP_O() { [[ $1 == CLI_MCP_* || $1 == IFS || $1 == FUNCNEST || ${1//[a-zA-Z0-9_]/} ]]; }
+CLI_MCP_G() { if [[ -R $1 ]]; then \declare -gn "$1"; else case ${!1@a} in *a*) \declare -ga "$1";; *A*) \declare -gA "$1";; *) \declare -g "$1";; esac; fi; }
 CLI_MCP_P() { if [[ -R $1 ]]; then \unset -n -- "$1"; else \unset -v -- "$1"; fi; }
+CLI_MCP_L() {
+for CLI_MCP_N in $(\compgen -v); do CLI_MCP_O "$CLI_MCP_N" || { CLI_MCP_G "$CLI_MCP_N"; CLI_MCP_P "$CLI_MCP_N"; }; done
+CLI_MCP_C=
+for CLI_MCP_N in $(\declare -p); do
+[[ $CLI_MCP_C != declare\ -* ]] || \printf '%s\n' "${CLI_MCP_N%%=*}"
+if [[ $CLI_MCP_N == -* ]]; then CLI_MCP_C="${CLI_MCP_C##* } $CLI_MCP_N"; else CLI_MCP_C=$CLI_MCP_N; fi
+done
+}
 CLI_MCP_T() {
-CLI_MCP_C=-1
-if [[ -R $1 ]]; then \declare -gn "$1"; else case ${!1@a} in *a*) \declare -ga "$1";; *A*) \declare -gA "$1";; *) \declare -g "$1";; esac; fi
+CLI_MCP_C=-1; CLI_MCP_G "$1"
 while \declare -p "$1" >/dev/null && [[ $CLI_MCP_C != 40 ]]; do CLI_MCP_P "$1"; CLI_MCP_C=$((CLI_MCP_C+1)); done
 [[ $CLI_MCP_C -lt 1 || $CLI_MCP_C == 40 ]] || \printf '%s:%s;' "$1" "$CLI_MCP_C"
 }
 CLI_MCP_Q=$(CLI_MCP_T IFS; IFS=$' \t\n'; \set -f
-for CLI_MCP_N in $(\compgen -v); do [[ $CLI_MCP_N == CLI_MCP_* || $CLI_MCP_N == IFS || $CLI_MCP_N == FUNCNEST ]] || CLI_MCP_T "$CLI_MCP_N"; done
+for CLI_MCP_N in $(CLI_MCP_L); do CLI_MCP_O "$CLI_MCP_N" || CLI_MCP_T "$CLI_MCP_N"; done
 \declare -g FUNCNEST=0; CLI_MCP_T FUNCNEST)
 while [[ $CLI_MCP_Q == *\;* ]]; do
 CLI_MCP_N=${CLI_MCP_Q%%:*} CLI_MCP_Q=${CLI_MCP_Q#*:}; CLI_MCP_C=${CLI_MCP_Q%%;*} CLI_MCP_Q=${CLI_MCP_Q#*;}
@@ -39,11 +51,12 @@ done
 [[ $CLI_MCP_M ]] && FUNCNEST=$CLI_MCP_M
 fi
 \printf '%s\0' "$CLI_MCP_B" "$CLI_MCP_S" "$PWD"
-\printf 'VIFS\0'; \declare -p IFS; \printf '\0'
+[[ ${SECONDS-} ]]
+\printf 'V\0'; \declare -p; \printf '\0'
 IFS=$' \t\n'
 \set -f
+[[ $CLI_MCP_I ]] && \printf 'I\0\0'
 \printf 'P\0'; [[ $# != 0 ]] && \printf '%q ' "$@"; \printf '\0'
-for CLI_MCP_N in $(\compgen -v); do [[ $CLI_MCP_N == IFS ]] || { \printf 'V%s\0' "$CLI_MCP_N"; \declare -p -- "$CLI_MCP_N"; \printf '\0'; }; done
 for CLI_MCP_N in $(\compgen -A function); do [[ $CLI_MCP_N == *=* ]] || { \printf 'F%s\0' "$CLI_MCP_N"; \declare -f -- "$CLI_MCP_N"; \printf '\0'; }; done
 \printf 'G\0'; \declare -F; \printf '\0'
 \printf 'A\0'; \declare -p BASH_ALIASES; \printf '\0'
@@ -55,8 +68,6 @@ for CLI_MCP_N in $(\compgen -A function); do [[ $CLI_MCP_N == *=* ]] && { \print
 \printf 'C\0'; \complete -p; \printf '\0'
 \printf 'S\0'; for ((CLI_MCP_C = ${#DIRSTACK[@]} - 1; CLI_MCP_C > 0; CLI_MCP_C--)); do \printf '%q ' "${DIRSTACK[CLI_MCP_C]}"; done; \printf '\0'
 \printf 'D\0'; if [[ $PWD == /* && $PWD -ef . ]]; then \printf '%s\n' "$PWD"; else \pwd -P || \printf '%s\n' "$PWD"; fi; \printf '\0'
-for CLI_MCP_N in $(\compgen -v); do if [[ $CLI_MCP_N == IFS || $CLI_MCP_N == CLI_MCP_* ]]; then [[ x ]]; elif [[ -R $CLI_MCP_N ]]; then \unset -n -- "$CLI_MCP_N"; else \unset -v -- "$CLI_MCP_N"; fi; done
-\printf 'N\0'; \declare -p; \printf '\0'
 [[ $CLI_MCP_E ]] || \printf 'END\0'
 [[ $CLI_MCP_X ]] || { CLI_MCP_D=; for ((CLI_MCP_C = 64; CLI_MCP_C > 0; CLI_MCP_C--)); do CLI_MCP_D='"${CLI_MCP_N+'$CLI_MCP_D'}"'; done; \eval "CLI_MCP_D=$CLI_MCP_D"; }
 "#;

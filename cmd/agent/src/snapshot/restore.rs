@@ -5,7 +5,7 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 
 use super::{Snapshot, kept};
-use crate::script::{FAILED_FUNCTIONS, quote, quote_bytes, wait_trap};
+use crate::script::{FAILED_FUNCTIONS, needs_builtin, quote, quote_bytes, wait_trap};
 
 /// `set -o` options that never come back: those that do not outlive a call, end the shell, or are the agent's own.
 const OPTIONS_NOT_RESTORED: [&str; 7] = [
@@ -116,6 +116,9 @@ impl Snapshot {
             if !self.options.iter().any(|other| other == option) {
                 script.line(&format!("\\set +o {option}"));
             }
+        }
+        for name in self.switched_off.iter().filter(|name| !needs_builtin(name)) {
+            script.line(&format!("\\enable -n {}", quote(name)));
         }
         self.restore_functions(&mut script);
         if let Some(aliases) = values_of(&self.aliases) {

@@ -1,4 +1,4 @@
-//! Programs in a pid namespace of their own, as an ordinary user.
+//! Programs in namespaces of their own: as an ordinary user among no other processes, or with a disk that is soon full.
 
 use std::process::Command;
 
@@ -21,5 +21,13 @@ pub(super) fn command(program: &str) -> Command {
         .args(["--pid", "--fork", "--mount-proc", "--kill-child", "setpriv"])
         .args([format!("--reuid={user}"), format!("--regid={user}")])
         .args(["--clear-groups", "--no-new-privs", "--", program]);
+    command
+}
+
+/// The program with a disk of 1 MiB for its home, which nobody else sees.
+pub(super) fn on_small_disk(program: &str) -> Command {
+    let mut command = Command::new("unshare");
+    command.args(["--mount", "sh", "-c"]);
+    command.args(["mount -t tmpfs -o size=1m none \"$HOME\" && exec \"$@\"", "sh", program]);
     command
 }

@@ -28,6 +28,7 @@ pub(crate) struct Setup {
     environment: Vec<(String, String)>,
     home: Option<std::path::PathBuf>,
     contained: bool,
+    small_disk: bool,
 }
 
 /// A running agent; ended when dropped.
@@ -59,6 +60,7 @@ impl Setup {
             environment: vec![("SANDBOX_AUTH_TOKEN".into(), TOKEN.into())],
             home: None,
             contained: false,
+            small_disk: false,
         }
     }
 
@@ -78,11 +80,26 @@ impl Setup {
         None
     }
 
+    /// An agent whose home is a disk of 1 MiB. None, visibly, where this machine lets nobody mount one.
+    pub(crate) fn on_small_disk() -> Option<Self> {
+        let home = tempfile::tempdir().unwrap();
+        let tried = contained::on_small_disk("true").env("HOME", home.path()).output();
+        if tried.is_ok_and(|tried| tried.status.success()) {
+            return Some(Self {
+                small_disk: true,
+                ..Self::new()
+            });
+        }
+        eprintln!("SKIPPED: no disk can be mounted in a namespace of its own");
+        None
+    }
+
     pub(crate) fn unassigned() -> Self {
         Self {
             environment: Vec::new(),
             home: None,
             contained: false,
+            small_disk: false,
         }
     }
 
@@ -114,6 +131,8 @@ impl Setup {
             let user = contained::user();
             std::os::unix::fs::chown(home.path(), Some(user), Some(user)).unwrap();
             contained::command(program)
+        } else if self.small_disk {
+            contained::on_small_disk(program)
         } else {
             Command::new(program)
         };

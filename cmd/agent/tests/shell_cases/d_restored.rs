@@ -89,6 +89,74 @@ fn traps_are_restored_with_those_that_sourcing_hides() {
 }
 
 #[test]
+fn what_a_function_hides_is_restored_when_the_shell_ends_inside_it() {
+    let agent = Agent::start();
+    agent.out("set -- a b; trap 'E=1' ERR; trap 'R=1' RETURN");
+    assert_eq!(agent.run("die() { exit 2; }; die q").exit_code, 2);
+    let result = agent.run("echo \"$*\"; trap -p ERR RETURN");
+    assert_eq!(result.stdout, "a b\ntrap -- 'E=1' ERR\ntrap -- 'R=1' RETURN\n");
+    // 5.1 leaves the function first.
+    let left =
+        agent.out("(( BASH_VERSINFO[0] * 100 + BASH_VERSINFO[1] < 502 )) && echo left || echo inside") == "left\n";
+    let notice = result.session_reset.unwrap();
+    let said = "positional parameters and the DEBUG, ERR and RETURN traps are as that call found them.";
+    assert_ne!(notice.ends_with(said), left, "{notice}");
+}
+
+#[test]
+fn builtins_that_are_switched_off_stay_so() {
+    restored("enable -n test", "enable -n", "enable -n test\n");
+    let agent = Agent::start();
+    agent.run("enable -n test printf");
+    agent.run("exit 3");
+    let result = agent.run("enable -n");
+    assert_eq!(result.stdout, "enable -n test\n");
+    assert!(result.session_reset.unwrap().ends_with(" led by them: printf."));
+}
+
+#[test]
+fn a_shell_that_was_restricted_is_not_any_more_and_says_so() {
+    let agent = Agent::start();
+    agent.run("set -r");
+    let result = agent.run("cd /usr && pwd");
+    assert_eq!(result.stdout, "/usr\n");
+    assert!(result.session_reset.unwrap().contains("It was restricted"));
+}
+
+#[test]
+fn a_value_that_reads_like_a_declaration_is_a_value() {
+    restored(
+        "X=$'1\\ndeclare -i NONE=\"1\"\\n'; K=$'\"\\n]'; declare -A M=([$'\"\\n]']=$'\\n\"\\ndeclare -x NONE' ['a b']=2); A=($'\\n\\\\' \"'\"); Y=3",
+        "echo \"$X${NONE-none} ${M[$K]} ${M[a b]} ${#A[@]} ${A[1]} $Y\"",
+        "1\ndeclare -i NONE=\"1\"\nnone \n\"\ndeclare -x NONE 2 2 ' 3\n",
+    );
+}
+
+#[test]
+fn a_state_too_big_to_keep_does_not_cost_the_directory() {
+    let agent = Agent::start();
+    agent.out("big=$(head -c 9000000 /dev/zero | tr '\\0' a)");
+    agent.out("cd /usr");
+    agent.run("exit 1");
+    let result = agent.run("pwd");
+    assert_eq!(result.stdout, "/usr\n");
+    let notice = result.session_reset.unwrap();
+    assert!(
+        notice.contains("the working directory is restored as it was last seen"),
+        "{notice}"
+    );
+}
+
+#[test]
+fn a_state_that_takes_too_long_to_print_leaves_the_status_that_was_asked_for() {
+    let agent = Agent::start();
+    let result = agent.run("for ((i = 0; i < 60000; i++)); do declare V$i=1; done; exit 3");
+    assert_eq!(result.exit_code, 3);
+    let notice = agent.run("true").session_reset.unwrap();
+    assert!(notice.contains("ended with status 3 "), "{notice}");
+}
+
+#[test]
 fn attributes_of_variables_without_a_value_are_restored() {
     restored(
         "declare -i n; export EX; declare -A as; declare -a ar; declare -n ref; declare -l low; export HOME; unset HOME; export HOME",

@@ -291,6 +291,26 @@ fn case_105_the_spill_folder() {
 }
 
 #[test]
+fn case_105_a_full_disk_has_no_part_of_an_output() {
+    let Some(setup) = Setup::on_small_disk() else { return };
+    let agent = setup.start();
+    for _ in 0..3 {
+        let result = agent.run("yes | head -c 400000");
+        assert!(result.stdout.contains("the full text is in "), "{}", result.stdout);
+    }
+    assert_eq!(
+        agent.out("ls ~/.cli-mcp/output"),
+        "00000002-stdout.txt\n00000003-stdout.txt\n"
+    );
+    let result = agent.run("yes | head -c 3000000; echo end");
+    assert!(result.stdout.contains("could not be kept: No space left on device"));
+    assert_eq!(
+        agent.out("ls ~/.cli-mcp/output; head -c 900000 /dev/zero >~/file; wc -c <~/file"),
+        "900000\n"
+    );
+}
+
+#[test]
 fn case_106_the_client_leaves() {
     let agent = Agent::start();
     agent.out("K=1");

@@ -1,7 +1,8 @@
 //! The audit line of every request (`proxy.md`, "Audit"). Its type has no place for a header, a query, a body or a
 //! token.
 
-use std::io::Write;
+use std::fmt::Write as _;
+use std::io::Write as _;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -111,6 +112,23 @@ fn bounded(text: &str) -> &str {
         .map_or(text, |(at, _)| text.get(..at).unwrap_or(text))
 }
 
+/// JSON in printable ASCII alone. JSON lets the rest stand as it is, but some readers of lines end one at U+0085 or
+/// U+2028, terminals obey U+009B, and bidirectional marks show one name as another.
+fn printable(json: &str) -> String {
+    let mut out = String::with_capacity(json.len());
+    for character in json.chars() {
+        if matches!(character, ' '..='~') {
+            out.push(character);
+        } else {
+            for unit in character.encode_utf16(&mut [0; 2]) {
+                // Writing to a String cannot fail.
+                let _ = write!(out, "\\u{unit:04x}");
+            }
+        }
+    }
+    out
+}
+
 impl Record {
     /// The line, JSON without newline.
     #[must_use]
@@ -136,7 +154,7 @@ impl Record {
             duration_ms: (self.duration.as_secs_f64() * 1_000_000.0).round() / 1_000.0,
         };
         // A plain struct of strings and numbers always serialises.
-        serde_json::to_string(&line).unwrap_or_default()
+        printable(&serde_json::to_string(&line).unwrap_or_default())
     }
 }
 
@@ -144,9 +162,8 @@ impl Record {
 mod tests {
     use super::*;
 
-    #[test]
-    fn a_line_has_exactly_the_fields_of_the_page() {
-        let record = Record {
+    fn record() -> Record {
+        Record {
             time: SystemTime::UNIX_EPOCH + Duration::from_millis(1_500),
             client: "10.0.0.9".parse().unwrap(),
             target: "api:443".into(),
@@ -162,8 +179,26 @@ mod tests {
             bytes_in: 0,
             bytes_out: 7,
             duration: Duration::from_micros(1_234),
+        }
+    }
+
+    #[test]
+    fn a_line_is_printable_ascii_and_says_the_same() {
+        let text = "\u{1}\u{7f}\u{85}\u{9b}31m\u{2028}\u{202e}\u{e9}\u{1f600}\\\"";
+        let record = Record {
+            method: text.into(),
+            reason: text.into(),
+            ..record()
         };
         let line = record.to_line();
+        assert!(line.bytes().all(|byte| (b' '..=b'~').contains(&byte)), "{line}");
+        let value: serde_json::Value = serde_json::from_str(&line).unwrap();
+        assert_eq!((&value["method"], &value["reason"]), (&text.into(), &text.into()));
+    }
+
+    #[test]
+    fn a_line_has_exactly_the_fields_of_the_page() {
+        let line = record().to_line();
         assert!(!line.contains('\n'));
         let value: serde_json::Value = serde_json::from_str(&line).unwrap();
         let mut keys: Vec<_> = value.as_object().unwrap().keys().map(String::as_str).collect();

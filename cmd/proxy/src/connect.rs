@@ -10,15 +10,15 @@ use rustls::ServerConfig;
 use rustls::server::Acceptor;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
-use tokio::sync::Semaphore;
-use tokio::time::{Duration, timeout};
+use tokio::time::{Duration, Instant, timeout, timeout_at};
 use tokio_rustls::server::TlsStream;
 use tokio_rustls::{LazyConfigAcceptor, StartHandshake};
 
 use crate::dial::DialError;
 use crate::head::{Framing, Head, find_end};
+use crate::large_heads::LARGE_HEAD;
 use crate::metrics::Open;
-use crate::proxy::{Entry, LARGE_HEAD, Shared};
+use crate::proxy::{Entry, Shared};
 use crate::refusal::{Refusal, phrase};
 use crate::socket::Socket;
 use crate::state::{Backend, Destination};
@@ -93,7 +93,7 @@ pub async fn serve(mut tcp: TcpStream, client: IpAddr, shared: &Shared) {
     if tune(&tcp, shared.timeouts.stall).is_err() {
         return;
     }
-    let accepted = match take_connect(&mut tcp, shared).await {
+    let accepted = match take_connect(&mut tcp, client, shared).await {
         None => return,
         Some(Ok(accepted)) => accepted,
         Some(Err(refused)) => {
@@ -172,17 +172,17 @@ impl Refused {
 }
 
 /// Reads a CONNECT and judges it. `None` when the client left, or took too long.
-async fn take_connect(tcp: &mut TcpStream, shared: &Shared) -> Option<Result<Accepted, Refused>> {
-    let read = timeout(shared.timeouts.handshake, read_head(tcp, &shared.large_heads)).await;
-    let (raw, ahead) = read.ok().flatten()?;
-    Some(judge_connect(raw, ahead, shared).await)
+async fn take_connect(tcp: &mut TcpStream, client: IpAddr, shared: &Shared) -> Option<Result<Accepted, Refused>> {
+    let (authority, ahead) = read_head(tcp, client, shared).await?;
+    Some(judge_connect(authority, ahead, shared).await)
 }
 
-async fn judge_connect(raw: Result<Vec<u8>, String>, ahead: Vec<u8>, shared: &Shared) -> Result<Accepted, Refused> {
-    let authority = raw
-        .map_err(|message| (Refusal::new(400, message), String::new()))
-        .and_then(|raw| parse_connect(&raw))
-        .map_err(|(refusal, target)| Refused::because(refusal, target, NO_TARGET))?;
+async fn judge_connect(
+    authority: Result<Authority, (Refusal, String)>,
+    ahead: Vec<u8>,
+    shared: &Shared,
+) -> Result<Accepted, Refused> {
+    let authority = authority.map_err(|(refusal, target)| Refused::because(refusal, target, NO_TARGET))?;
     let label = authority.to_string();
     let state = shared.state.load_full();
     let Some(destination) = state.destination(&authority).cloned() else {
@@ -228,30 +228,40 @@ async fn handshake(
         .map_err(|error| format!("the client ended the TLS handshake: {error}"))
 }
 
-/// Reads up to the end of a head: the head, or what is wrong with it, and the bytes behind it. `None` when the client
-/// left first.
-async fn read_head(tcp: &mut TcpStream, large_heads: &Semaphore) -> Option<(Result<Vec<u8>, String>, Vec<u8>)> {
+/// Reads a CONNECT: what it asks for, or what is wrong with it, and the bytes behind it. `None` when the client left
+/// first, or took too long.
+async fn read_head(
+    tcp: &mut TcpStream,
+    client: IpAddr,
+    shared: &Shared,
+) -> Option<(Result<Authority, (Refusal, String)>, Vec<u8>)> {
     const LONGEST: usize = 64 * 1024;
+    let refuse = |status, message: String| Some((Err((Refusal::new(status, message), String::new())), Vec::new()));
+    let deadline = Instant::now() + shared.timeouts.handshake;
     let mut buffer = Vec::with_capacity(1024);
     let mut scanned = 0;
     let mut place = None;
     loop {
-        match find_end(&buffer, scanned) {
-            Err(error) => return Some((Err(error.to_string()), Vec::new())),
-            Ok(Some(end)) => {
-                let ahead = buffer.split_off(end);
-                return Some((Ok(buffer), ahead));
+        let end = match find_end(&buffer, scanned) {
+            Ok(end) => end,
+            Err(error) => return refuse(400, error.to_string()),
+        };
+        if place.is_none() && end.unwrap_or(buffer.len()) > LARGE_HEAD {
+            match shared.large_heads.take(client, deadline).await {
+                Ok(taken) => place = Some(taken),
+                Err(crowded) => return refuse(503, crowded.to_string()),
             }
-            Ok(None) if buffer.len() >= LONGEST => {
-                return Some((Err("the header section is too large".into()), Vec::new()));
-            }
-            Ok(None) => scanned = buffer.len(),
         }
-        if place.is_none() && buffer.len() > LARGE_HEAD {
-            place = Some(large_heads.acquire().await.ok()?);
+        if let Some(end) = end {
+            let ahead = buffer.split_off(end);
+            return Some((parse_connect(&buffer), ahead));
         }
-        match tcp.read_buf(&mut buffer).await {
-            Ok(count) if count > 0 => {}
+        if buffer.len() >= LONGEST {
+            return refuse(400, "the header section is too large".into());
+        }
+        scanned = buffer.len();
+        match timeout_at(deadline, tcp.read_buf(&mut buffer)).await {
+            Ok(Ok(count)) if count > 0 => {}
             _ => return None,
         }
     }

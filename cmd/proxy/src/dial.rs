@@ -1,6 +1,7 @@
 //! From a target to a verified TLS connection: resolve once, check every address, dial exactly the address that was
 //! checked (`proxy_cases.md`, case 25).
 
+use std::borrow::Cow;
 use std::future::Future;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -59,6 +60,15 @@ pub enum AddressRule {
 }
 
 impl AddressRule {
+    /// The name that the resolver is asked for. A public one ends with a dot: it is whole, and none of the pod's search
+    /// domains may make another of it. API servers may be names within the cluster.
+    fn looked_up(self, name: &str) -> Cow<'_, str> {
+        match self {
+            Self::Public => Cow::Owned(format!("{name}.")),
+            Self::Kubernetes | Self::Literal => Cow::Borrowed(name),
+        }
+    }
+
     fn refuses(self, address: IpAddr) -> Option<&'static str> {
         match self {
             Self::Kubernetes => refused_for_kubernetes(address),
@@ -149,7 +159,10 @@ impl Dialer {
         };
         let addresses = match host {
             Host::Address(address) => vec![*address],
-            Host::Name(name) => self.resolver.lookup(name).await.map_err(lookup_error)?,
+            Host::Name(name) => {
+                let asked = self.rule.looked_up(name);
+                self.resolver.lookup(&asked).await.map_err(lookup_error)?
+            }
         };
         if addresses.is_empty() {
             return Err(lookup_error(io::Error::new(io::ErrorKind::NotFound, "no address")));

@@ -19,6 +19,7 @@ pub mod dial;
 pub mod exchange;
 pub mod head;
 pub mod health;
+pub mod large_heads;
 pub mod metrics;
 pub mod mint;
 pub mod path;
@@ -75,8 +76,8 @@ pub async fn run(args: Args) -> Result<(), RunError> {
             routes: args.routes_dir,
             kubeconfig: args.kubeconfig_dir,
             ca: args.ca_dir,
+            ssl_cert_file: args.ssl_cert_file,
         },
-        ssl_cert_file: args.ssl_cert_file,
         max_connections: args.max_connections,
         max_connections_per_client: args.max_connections_per_client,
         drain_timeout: args.drain_timeout.0,

@@ -82,12 +82,12 @@ impl std::fmt::Debug for Minter {
 }
 
 impl Minter {
-    /// Reads and checks the CA. The leaves' key is made here: each reload has another.
+    /// Reads and checks the CA, which must be valid `now`. The leaves' key is made here: each reload has another.
     ///
     /// # Errors
     ///
     /// When the CA could not sign a leaf that clients accept.
-    pub fn new(certificate_pem: &[u8], key_pem: &[u8]) -> Result<Self, CaError> {
+    pub fn new(certificate_pem: &[u8], key_pem: &[u8], now: OffsetDateTime) -> Result<Self, CaError> {
         // A bundle is fine; the first certificate is the one that signs.
         let der = CertificateDer::from_pem_slice(certificate_pem).map_err(|_| CaError::Certificate)?;
         let (_, parsed) = X509Certificate::from_der(&der).map_err(|_| CaError::Certificate)?;
@@ -108,12 +108,8 @@ impl Minter {
         }
         let validity = parsed.validity();
         let (from, to) = (validity.not_before.to_datetime(), validity.not_after.to_datetime());
-        let now = OffsetDateTime::now_utc();
         if now < from || now >= to {
             return Err(CaError::NotValidNow { from, to });
-        }
-        if to - now < WARN_BEFORE {
-            tracing::warn!(not_after = %to, "The proxy's CA ends soon; delete its Secret to have a new one made");
         }
         Ok(Self {
             issuer: Issuer::from_ca_cert_der(&der, key)?,
@@ -122,6 +118,13 @@ impl Minter {
             not_after: to,
             configs: Mutex::new(HashMap::new()),
         })
+    }
+
+    /// Warns of a CA that ends soon.
+    pub fn warn_of_end(&self, now: OffsetDateTime) {
+        if self.not_after - now < WARN_BEFORE {
+            tracing::warn!(not_after = %self.not_after, "The proxy's CA ends soon; delete its Secret to have a new one made");
+        }
     }
 
     /// The TLS configuration for a tunnel to this host.

@@ -194,12 +194,20 @@ pub fn raw_target_without_parameters(raw: &str, drop_parameter: impl Fn(&str) ->
 
 fn append_query(query: Option<&str>, drop_parameter: impl Fn(&str) -> bool, out: &mut String) {
     let Some(query) = query else { return };
+    let is_dropped = |parameter: &str| {
+        let name = parameter.split_once('=').map_or(parameter, |(name, _)| name);
+        drop_parameter(&decode_query(name))
+    };
     let mut separator = '?';
     for parameter in query.split('&') {
-        let name = parameter.split_once('=').map_or(parameter, |(name, _)| name);
-        if !drop_parameter(&decode_query(name)) {
+        if is_dropped(parameter) {
+            continue;
+        }
+        // Some servers end a parameter at a semicolon too.
+        let kept: Vec<&str> = parameter.split(';').filter(|part| !is_dropped(part)).collect();
+        if !kept.is_empty() {
             out.push(separator);
-            out.push_str(parameter);
+            out.push_str(&kept.join(";"));
             separator = '&';
         }
     }
@@ -358,6 +366,22 @@ mod tests {
                 .to_canonical(|name| name == "token"),
             "/a"
         );
+    }
+
+    #[test]
+    fn drops_parameters_of_public_servers_however_they_are_parted() {
+        for (raw, sent) in [
+            ("/a?x=1;token=s&y", "/a?x=1&y"),
+            ("/a?x=1;t%6Fken=s;y=2", "/a?x=1;y=2"),
+            ("/a?token=s;x=1", "/a"),
+            ("/a?token;x=1", "/a?x=1"),
+            ("/a?token=s;token=t&x", "/a?x"),
+            ("/a;token=s?;&;=;", "/a;token=s?;&;=;"),
+            ("/a?", "/a?"),
+        ] {
+            let found = raw_target_without_parameters(raw, |name| name == "token").unwrap();
+            assert_eq!(found, sent, "{raw}");
+        }
     }
 
     #[test]

@@ -193,7 +193,11 @@ fn plan_allowlist(
     framing: Framing,
     upgrade: Option<String>,
 ) -> Result<Plan, (Refusal, bool)> {
-    if ["TRACE", "TRACK", "CONNECT"].contains(&method) {
+    // Methods are told apart by case, but not by every server.
+    if ["TRACE", "TRACK", "CONNECT"]
+        .iter()
+        .any(|refused| method.eq_ignore_ascii_case(refused))
+    {
         return Err((Refusal::new(405, format!("method {method} is not served")), false));
     }
     let path = raw_target_without_parameters(raw, strip::is_token_parameter).map_err(|error| {

@@ -28,6 +28,10 @@ const ROOTS: [&str; 10] = [
 const SHOWN_ELSEWHERE: [(&str, &str, &str, &str, &str); 1] =
     [("image.openshift.io", "imagestreams", "secrets", "", "secrets")];
 
+/// Resources that answer with whatever resources their query asks for, so that they show any denied one: group and
+/// resource. Clusterpedia's collections.
+const SHOWS_ANY: [(&str, &str); 1] = [("clusterpedia.io", "collectionresources")];
+
 /// What a target allows beside the fixed rules.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Rules {
@@ -155,6 +159,29 @@ impl Rules {
         segments: &[String],
         upgrade: Option<&str>,
     ) -> Result<(), Denied> {
+        self.permit(method, info, segments)?;
+        if info.is_resource && deny_set::has_tunnel(segments.get(info.at..).unwrap_or_default()) {
+            return Err(Denied::Dangerous {
+                what: describe(info),
+                why: deny_set::TUNNEL,
+            });
+        }
+        // Whoever serves it would answer these as if they were asked by themselves.
+        for nested in info.nested(method, segments) {
+            self.permit(method, &nested, segments)?;
+        }
+        match upgrade {
+            None => Ok(()),
+            Some(protocol)
+                if protocol == "websocket" && method == "GET" && info.is_resource && info.verb == "watch" =>
+            {
+                Ok(())
+            }
+            Some(_) => Err(Denied::Upgrade),
+        }
+    }
+
+    fn permit(&self, method: &str, info: &RequestInfo, segments: &[String]) -> Result<(), Denied> {
         if let Some(why) = deny_set::danger(method, info) {
             return Err(Denied::Dangerous {
                 what: describe(info),
@@ -172,15 +199,7 @@ impl Rules {
             };
             return Err(Denied::ReadOnly(what));
         }
-        match upgrade {
-            None => Ok(()),
-            Some(protocol)
-                if protocol == "websocket" && method == "GET" && info.is_resource && info.verb == "watch" =>
-            {
-                Ok(())
-            }
-            Some(_) => Err(Denied::Upgrade),
-        }
+        Ok(())
     }
 }
 
@@ -189,7 +208,11 @@ impl Rules {
 fn shows(info: &RequestInfo, denied: &DeniedResource) -> bool {
     let is = |found: &str, expected: &str| found.eq_ignore_ascii_case(expected);
     let itself = is(&info.group, &denied.group) && is(&info.resource, &denied.resource);
+    let any = SHOWS_ANY
+        .iter()
+        .any(|(group, resource)| is(&info.group, group) && is(&info.resource, resource));
     itself
+        || any
         || SHOWN_ELSEWHERE
             .iter()
             .any(|(group, resource, subresource, shown_group, shown)| {
@@ -236,218 +259,4 @@ fn describe(info: &RequestInfo) -> String {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn status_of(rules: &Rules, method: &str, raw: &str) -> u16 {
-        match Target::parse(raw) {
-            Err(_) => 400,
-            Ok(target) => rules
-                .decide(method, &target, None)
-                .verdict
-                .map_or_else(|denied| denied.status(), |()| 200),
-        }
-    }
-
-    /// Section H of `proxy_cases.md`: what is expected on a kubernetes target with an empty prefix.
-    #[test]
-    fn section_h_vectors() {
-        let rules = Rules::default();
-        for (method, raw) in [
-            ("GET", "/api/v1/namespaces/ns/pods/p/log?follow=true"),
-            ("GET", "/api/v1/namespaces/proxy/pods"),
-            ("GET", "/api/v1/namespaces/ns/services/proxy"),
-            ("GET", "/api/v1/namespaces/ns/configmaps/exec"),
-            ("GET", "/apis/config.openshift.io/v1/proxies/cluster"),
-            ("GET", "/api/v1/namespaces/ns/pods/exec/log"),
-            ("GET", "/api/v1/namespaces/exec/pods/attach/status"),
-            ("GET", "/api/v1/namespaces/proxy"),
-            ("GET", "/api/v1/namespaces/proxy/status"),
-            ("PUT", "/api/v1/namespaces/x/finalize"),
-            ("PATCH", "/apis/apps/v1/namespaces/ns/deployments/exec/scale"),
-            ("GET", "/api/v1/namespaces/ns/pods/p/ephemeralcontainers"),
-            ("POST", "/apis/authentication.k8s.io/v1/tokenreviews"),
-            ("POST", "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"),
-            ("POST", "/api/v1/namespaces/ns/serviceaccounts"),
-            ("GET", "/apis/certificates.k8s.io/v1/certificatesigningrequests"),
-            ("GET", "/apis/"),
-            ("GET", "/version/"),
-            ("GET", "/"),
-        ] {
-            assert_eq!(status_of(&rules, method, raw), 200, "{method} {raw}");
-        }
-        for method in ["GET", "POST", "OPTIONS", "DELETE"] {
-            for raw in [
-                "/api/v1/namespaces/ns/pods/p/exec",
-                "/api/v1/namespaces/ns/pods/p/exec/",
-                "/api/v1/namespaces/ns/pods/p/%65xec",
-                "/api/v1/nodes/n/proxy",
-                "/api/v1/nodes/n/proxy/",
-                "/api/v1/nodes/n:10250/proxy/run/a/b/c",
-                "/api/v1/namespaces/ns/services/https:web:8443/proxy/admin/x",
-                "/api/v1/proxy/namespaces/ns/services/s",
-                "/api/v1/proxy/nodes/n",
-                "/api/v1/watch/namespaces/ns/pods/p/exec",
-                "/apis/cluster.karmada.io/v1alpha1/clusters/c/proxy/api/v1/pods",
-                "/apis/subresources.kubevirt.io/v1/namespaces/ns/virtualmachineinstances/vm/vnc",
-                "/apis/subresources.kubevirt.io/v1/namespaces/ns/virtualmachineinstances/vm/console",
-                "/apis/subresources.kubevirt.io/v1/namespaces/ns/virtualmachineinstances/vm/portforward",
-                "/api/v1/namespaces/ns/serviceaccounts/sa/token",
-                "/apis/certificates.k8s.io/v1/certificatesigningrequests/c/approval",
-                "/v3/tokens",
-                "/logs/kubelet.log",
-                "/oauth/authorize",
-                "/debug/pprof",
-            ] {
-                assert_eq!(status_of(&rules, method, raw), 403, "{method} {raw}");
-            }
-        }
-        for method in ["PATCH", "PUT", "POST"] {
-            assert_eq!(
-                status_of(&rules, method, "/api/v1/namespaces/ns/pods/p/ephemeralcontainers"),
-                403
-            );
-            assert_eq!(
-                status_of(&rules, method, "/apis/oauth.openshift.io/v1/oauthaccesstokens"),
-                403
-            );
-            assert_eq!(status_of(&rules, method, "/apis/ext.cattle.io/v1/tokens"), 403);
-        }
-        for method in ["TRACE", "TRACK", "CONNECT", "PROPFIND", "get"] {
-            assert_eq!(status_of(&rules, method, "/api/v1/pods"), 405, "{method}");
-        }
-        assert_eq!(status_of(&rules, "GET", "/api/v1/proxy"), 400);
-    }
-
-    #[test]
-    fn case_14_only_under_the_prefix_and_on_segment_boundaries() {
-        let rules = Rules {
-            prefix: "/k8s/clusters/c-1".into(),
-            ..Rules::default()
-        };
-        assert_eq!(status_of(&rules, "GET", "/k8s/clusters/c-1/api/v1/pods"), 200);
-        assert_eq!(status_of(&rules, "GET", "/k8s/clusters/c-1/version"), 200);
-        for raw in [
-            "/k8s/clusters/c-10/api/v1/pods",
-            "/v3/tokens",
-            "/api/v1/pods",
-            "/k8s/clusters/c-1/v3/tokens",
-            "/k8s/clusters",
-        ] {
-            assert_eq!(status_of(&rules, "POST", raw), 403, "{raw}");
-        }
-        assert_eq!(
-            status_of(&rules, "GET", "/k8s/clusters/c-1/api/v1/namespaces/n/pods/p/exec"),
-            403
-        );
-    }
-
-    #[test]
-    fn read_only_lets_reads_and_self_reviews_pass() {
-        let rules = Rules {
-            access: Access::ReadOnly,
-            ..Rules::default()
-        };
-        for (method, raw) in [
-            ("GET", "/api/v1/pods"),
-            ("HEAD", "/api/v1/pods"),
-            ("GET", "/api/v1/pods?watch=1"),
-            ("GET", "/api/v1/watch/pods"),
-            ("GET", "/api/v1/namespaces/n/pods/p/log"),
-            ("GET", "/apis"),
-            ("GET", "/openapi/v3"),
-            ("POST", "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"),
-            ("POST", "/apis/authorization.k8s.io/v1/selfsubjectrulesreviews"),
-            ("POST", "/apis/authentication.k8s.io/v1/selfsubjectreviews"),
-        ] {
-            assert_eq!(status_of(&rules, method, raw), 200, "{method} {raw}");
-        }
-        for (method, raw) in [
-            ("POST", "/api/v1/namespaces/n/pods"),
-            ("DELETE", "/api/v1/watch/namespaces/n/pods/p"),
-            ("POST", "/api/v1/watch/pods"),
-            ("PATCH", "/api/v1/namespaces/n/pods/p"),
-            ("DELETE", "/api/v1/namespaces/n/pods"),
-            ("OPTIONS", "/api/v1/pods"),
-            ("POST", "/api/v1/namespaces/n/pods/p/eviction"),
-            ("POST", "/apis/authorization.k8s.io/v1/subjectaccessreviews"),
-            ("POST", "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews/x"),
-            ("POST", "/apis/evil.example/v1/selfsubjectaccessreviews"),
-            ("POST", "/version"),
-        ] {
-            assert_eq!(status_of(&rules, method, raw), 403, "{method} {raw}");
-        }
-    }
-
-    #[test]
-    fn denied_resources_are_refused_for_all_verbs_with_their_subresources() {
-        let denied = |group: &str, resource: &str| DeniedResource {
-            group: group.into(),
-            resource: resource.into(),
-        };
-        let rules = Rules {
-            denied_resources: vec![
-                denied("", "secrets"),
-                denied("apps", "deployments"),
-                denied("", "namespaces"),
-            ],
-            ..Rules::default()
-        };
-        for (method, raw) in [
-            ("GET", "/api/v1/secrets"),
-            ("GET", "/api/v1/watch/namespaces/n/secrets/s"),
-            ("GET", "/api/v1/namespaces/n/secrets/s"),
-            ("DELETE", "/api/v1/namespaces/n/secrets"),
-            ("OPTIONS", "/api/v1/secrets"),
-            ("GET", "/apis/apps/v1beta1/namespaces/n/deployments/d/scale"),
-            ("GET", "/api/v1/namespaces/n"),
-            ("PUT", "/api/v1/namespaces/n/finalize"),
-            ("GET", "/api/v1/namespaces/n/Secrets/s"),
-            ("GET", "/apis/image.openshift.io/v1/namespaces/n/imagestreams/i/secrets"),
-        ] {
-            assert_eq!(status_of(&rules, method, raw), 403, "{method} {raw}");
-        }
-        assert_eq!(status_of(&rules, "GET", "/api/v1/namespaces/n/pods"), 200);
-        assert_eq!(status_of(&rules, "GET", "/api/v1/namespaces/secrets/pods/secrets"), 200);
-        assert_eq!(
-            status_of(&rules, "GET", "/apis/extensions/v1/namespaces/n/deployments"),
-            200
-        );
-    }
-
-    #[test]
-    fn case_47_only_websocket_on_watch_may_upgrade() {
-        let rules = Rules::default();
-        let verdict = |method: &str, raw: &str, upgrade: &str| {
-            rules
-                .decide(method, &Target::parse(raw).unwrap(), Some(upgrade))
-                .verdict
-        };
-        assert_eq!(verdict("GET", "/api/v1/pods?watch=1", "websocket"), Ok(()));
-        assert_eq!(verdict("GET", "/api/v1/watch/pods", "websocket"), Ok(()));
-        assert_eq!(verdict("GET", "/api/v1/pods?watch=1", "SPDY/3.1"), Err(Denied::Upgrade));
-        assert_eq!(verdict("GET", "/api/v1/pods", "websocket"), Err(Denied::Upgrade));
-        assert_eq!(
-            verdict("GET", "/api/v1/namespaces/n/pods/p/log?follow=1", "websocket"),
-            Err(Denied::Upgrade)
-        );
-        assert!(matches!(
-            verdict("GET", "/api/v1/namespaces/n/pods/p/exec", "websocket"),
-            Err(Denied::Dangerous { .. })
-        ));
-    }
-
-    #[test]
-    fn options_passes_without_the_credential_or_not_at_all() {
-        let target = Target::parse("/api/v1/pods").unwrap();
-        let decision = Rules::default().decide("OPTIONS", &target, None);
-        assert_eq!((decision.verdict, decision.inject), (Ok(()), false));
-        assert!(Rules::default().decide("GET", &target, None).inject);
-        let rules = Rules {
-            identity_by_connection: true,
-            ..Rules::default()
-        };
-        assert_eq!(status_of(&rules, "OPTIONS", "/api/v1/pods"), 405);
-        assert_eq!(status_of(&rules, "GET", "/api/v1/pods"), 200);
-    }
-}
+mod tests;

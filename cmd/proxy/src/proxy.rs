@@ -1,15 +1,14 @@
 //! What every connection shares: the current state, the audit, the metrics, and the end of it all.
 
 use std::net::IpAddr;
-use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use arc_swap::ArcSwap;
-use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
 use crate::audit::{Record, Sink, Verdict};
 use crate::exchange::Progress;
+use crate::large_heads::LargeHeads;
 use crate::metrics::{Metrics, verb_class};
 use crate::request_info::RequestInfo;
 use crate::socket;
@@ -55,16 +54,9 @@ pub struct Shared {
     pub drain: CancellationToken,
     /// How long things may take.
     pub timeouts: Timeouts,
-    /// Places for heads beyond [`LARGE_HEAD`].
-    pub large_heads: Arc<Semaphore>,
+    /// Places for large heads.
+    pub large_heads: LargeHeads,
 }
-
-/// Up to here, in bytes, a head takes no place among [`LARGE_HEADS`]: that of a Kubernetes client is a tenth of it.
-pub const LARGE_HEAD: usize = 16 * 1024;
-
-/// How many heads beyond [`LARGE_HEAD`] may be read and not yet sent, of all clients together: 8 MiB as they came, and as
-/// much again as they are sent.
-pub const LARGE_HEADS: usize = 64;
 
 /// What will be the audit line of one request.
 pub struct Entry<'a> {

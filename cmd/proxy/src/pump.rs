@@ -23,8 +23,8 @@ thread_local! {
     static SCRATCH: RefCell<Vec<u8>> = RefCell::new(vec![0; READ]);
 }
 
-/// Bytes that were read from a peer but not yet used.
-#[derive(Debug, Default)]
+/// Bytes that were read from a peer but not yet used. Not for logs: they may hold a credential.
+#[derive(Default)]
 pub struct Inbound {
     buffer: Vec<u8>,
     at: usize,
@@ -105,8 +105,7 @@ impl PumpError {
     }
 }
 
-/// Moves one message from a source to a sink.
-#[derive(Debug)]
+/// Moves one message from a source to a sink. Not for logs: its head may hold the credential.
 pub struct Pump {
     decoder: Decoder,
     rechunk: bool,
@@ -116,6 +115,7 @@ pub struct Pump {
     at: usize,
     flush: bool,
     wrote: bool,
+    sent_head: bool,
     content: u64,
 }
 
@@ -132,6 +132,7 @@ impl Pump {
             at: 0,
             flush: false,
             wrote: false,
+            sent_head: false,
             content: 0,
         }
     }
@@ -140,6 +141,18 @@ impl Pump {
     #[must_use]
     pub const fn content(&self) -> u64 {
         self.content
+    }
+
+    /// Whether the sink has taken a byte.
+    #[must_use]
+    pub const fn has_written(&self) -> bool {
+        self.wrote
+    }
+
+    /// Whether the sink has taken the head, so that its memory is free.
+    #[must_use]
+    pub const fn has_sent_head(&self) -> bool {
+        self.sent_head
     }
 
     /// The head, when the sink has not taken a byte of it.
@@ -258,6 +271,7 @@ impl Pump {
             self.out = Vec::new();
             self.at = 0;
         }
+        self.sent_head = true;
         Poll::Ready(Ok(()))
     }
 

@@ -81,7 +81,7 @@ const fn reason(status: u16) -> &'static str {
         403 => "Forbidden",
         405 => "MethodNotAllowed",
         431 => "RequestEntityTooLarge",
-        502 => "ServiceUnavailable",
+        502 | 503 => "ServiceUnavailable",
         504 => "Timeout",
         _ => "BadRequest",
     }
@@ -98,6 +98,7 @@ pub const fn phrase(status: u16) -> &'static str {
         421 => "Misdirected Request",
         431 => "Request Header Fields Too Large",
         502 => "Bad Gateway",
+        503 => "Service Unavailable",
         504 => "Gateway Timeout",
         505 => "HTTP Version Not Supported",
         _ => "Error",

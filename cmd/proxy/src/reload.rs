@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use cli_mcp_api::names;
+use time::OffsetDateTime;
 
 use crate::dial::Resolve;
 use crate::metrics::ReloadLabels;
@@ -26,6 +27,8 @@ pub struct Directories {
     pub kubeconfig: PathBuf,
     /// `ca.crt` and `ca.key`.
     pub ca: PathBuf,
+    /// A file of roots that replace the public ones.
+    pub ssl_cert_file: Option<PathBuf>,
 }
 
 /// Why the inputs are not in use.
@@ -34,6 +37,14 @@ pub enum LoadError {
     /// A file cannot be read.
     #[error("cannot read {path}: {source}; give the mounted folder with --routes-dir, --kubeconfig-dir or --ca-dir")]
     Read {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// The file of roots cannot be read.
+    #[error("SSL_CERT_FILE: cannot read {path}: {source}")]
+    ReadRoots {
         /// The file.
         path: PathBuf,
         /// Why.
@@ -70,6 +81,13 @@ fn read(path: PathBuf) -> Result<Vec<u8>, LoadError> {
     std::fs::read(&path).map_err(|source| LoadError::Read { path, source })
 }
 
+fn read_roots(path: &Path) -> Result<Vec<u8>, LoadError> {
+    std::fs::read(path).map_err(|source| LoadError::ReadRoots {
+        path: path.to_owned(),
+        source,
+    })
+}
+
 /// Reads all inputs.
 ///
 /// # Errors
@@ -94,6 +112,7 @@ pub fn read_inputs(directories: &Directories) -> Result<Inputs, LoadError> {
         kubeconfig,
         ca_certificate: read(ca.join(names::CA_CERT_KEY))?,
         ca_key: read(ca.join(names::CA_KEY_KEY))?,
+        public_roots: directories.ssl_cert_file.as_deref().map(read_roots).transpose()?,
     })
 }
 
@@ -101,11 +120,10 @@ pub fn read_inputs(directories: &Directories) -> Result<Inputs, LoadError> {
 pub struct Reloader {
     directories: Directories,
     resolver: Arc<dyn Resolve>,
-    ssl_cert_file: Option<PathBuf>,
     /// What was last tried, served or not.
     tried: Inputs,
-    /// Why it is not served.
-    tried_error: Option<String>,
+    /// Whether it could not be served.
+    refused: bool,
     /// What the last look saw for the first time.
     seen: Option<Inputs>,
     status: Arc<ReloadStatus>,
@@ -117,20 +135,17 @@ impl Reloader {
     /// # Errors
     ///
     /// When the inputs cannot be served: there is nothing older to serve.
-    pub fn start(
-        directories: Directories,
-        resolver: Arc<dyn Resolve>,
-        ssl_cert_file: Option<PathBuf>,
-    ) -> Result<(Self, State), LoadError> {
+    pub fn start(directories: Directories, resolver: Arc<dyn Resolve>) -> Result<(Self, State), LoadError> {
         let tried = read_inputs(&directories)?;
-        let state = State::build(&tried, &resolver, ssl_cert_file.as_deref())?;
+        let now = OffsetDateTime::now_utc();
+        let state = State::build(&tried, &resolver, now)?;
+        state.minter.warn_of_end(now);
         Ok((
             Self {
                 directories,
                 resolver,
-                ssl_cert_file,
                 tried,
-                tried_error: None,
+                refused: false,
                 seen: None,
                 status: Arc::default(),
             },
@@ -145,17 +160,21 @@ impl Reloader {
     }
 
     /// Compares the files with what was last tried; loads and swaps them when they differ, and differ in the same way as
-    /// at the last look: half of a file that is being written may be valid, a token's half above all.
-    pub fn check(&mut self, shared: &Shared) {
+    /// at the last look: half of a file that is being written may be valid, a token's half above all. What could not be
+    /// served is tried again at each look, as `now` may be why.
+    pub fn check(&mut self, shared: &Shared, now: OffsetDateTime) {
         match read_inputs(&self.directories) {
             Ok(inputs) if inputs == self.tried => {
                 self.seen = None;
-                // A file that could not be read for a while is back as it was.
-                let error = self.tried_error.clone();
-                self.report(shared, error);
+                if self.refused {
+                    self.load(inputs, shared, now);
+                } else {
+                    // A file that could not be read for a while is back as it was.
+                    self.report(shared, None);
+                }
             }
             Ok(inputs) if self.seen.as_ref() != Some(&inputs) => self.seen = Some(inputs),
-            Ok(inputs) => self.load(inputs, shared),
+            Ok(inputs) => self.load(inputs, shared, now),
             Err(error) => {
                 self.seen = None;
                 self.report(shared, Some(error.to_string()));
@@ -163,14 +182,15 @@ impl Reloader {
         }
     }
 
-    fn load(&mut self, inputs: Inputs, shared: &Shared) {
-        let built = State::build(&inputs, &self.resolver, self.ssl_cert_file.as_deref());
+    fn load(&mut self, inputs: Inputs, shared: &Shared, now: OffsetDateTime) {
+        let built = State::build(&inputs, &self.resolver, now);
         self.tried = inputs;
         self.seen = None;
+        self.refused = built.is_err();
         match built {
             Ok(state) => {
+                state.minter.warn_of_end(now);
                 shared.state.store(Arc::new(state));
-                self.tried_error = None;
                 self.report(shared, None);
                 shared
                     .metrics
@@ -179,11 +199,7 @@ impl Reloader {
                     .inc();
                 tracing::info!("Reloaded routes, kubeconfig and CA");
             }
-            Err(error) => {
-                self.tried_error = Some(error.to_string());
-                let error = self.tried_error.clone();
-                self.report(shared, error);
-            }
+            Err(error) => self.report(shared, Some(error.to_string())),
         }
     }
 
@@ -209,7 +225,7 @@ impl Reloader {
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
             ticks.tick().await;
-            self.check(&shared);
+            self.check(&shared, OffsetDateTime::now_utc());
             shared.state.load().sweep();
         }
     }

@@ -23,6 +23,8 @@ pub struct RequestInfo {
     pub subresource: String,
     /// Name of the object.
     pub name: String,
+    /// Where the resource stands among the segments.
+    pub at: usize,
 }
 
 /// The API server answers such a path with an error: a special verb without anything behind it.
@@ -43,6 +45,32 @@ impl RequestInfo {
     ///
     /// Where the API server cannot resolve it either.
     pub fn resolve(method: &str, segments: &[String], target: &Target) -> Result<Self, Unresolvable> {
+        let mut info = Self::by_path(method, segments, str::eq)?;
+        if info.is_resource && info.name.is_empty() && info.verb == "get" {
+            info.verb = if wants_watch(target) { "watch" } else { "list" }.to_owned();
+            info.name = selected_name(target).unwrap_or_default();
+        }
+        if info.is_resource && info.name.is_empty() && info.verb == "delete" {
+            info.verb = "deletecollection".to_owned();
+        }
+        Ok(info)
+    }
+
+    /// The requests that a server behind the API server may read in this one's path, without what their query says:
+    /// Clusterpedia and Karmada's search serve a whole API below a resource of their own. Of an ordinary object nothing
+    /// stands so far behind its resource.
+    pub fn nested<'a>(&self, method: &'a str, segments: &'a [String]) -> impl Iterator<Item = Self> + use<'a> {
+        let from = if self.is_resource { self.at } else { segments.len() };
+        (from..segments.len()).filter_map(move |at| {
+            // The API server compares exactly; a server behind it may not.
+            Self::by_path(method, segments.get(at..)?, str::eq_ignore_ascii_case)
+                .ok()
+                .filter(|info| info.is_resource)
+        })
+    }
+
+    /// `same` says whether a segment is one of the two roots.
+    fn by_path(method: &str, segments: &[String], same: fn(&str, &str) -> bool) -> Result<Self, Unresolvable> {
         let mut parts: &[String] = segments;
         let non_resource = || Self {
             verb: method.to_ascii_lowercase(),
@@ -56,9 +84,9 @@ impl RequestInfo {
             parts = rest;
             Some(first.clone())
         };
-        let group = match take(3).as_deref() {
-            Some("api") => String::new(),
-            Some("apis") => match take(3) {
+        let group = match take(3) {
+            Some(root) if same(&root, "api") => String::new(),
+            Some(root) if same(&root, "apis") => match take(3) {
                 Some(group) => group,
                 None => return Ok(non_resource()),
             },
@@ -103,18 +131,12 @@ impl RequestInfo {
             }
         }
         let part = |index: usize| parts.get(index).cloned().unwrap_or_default();
+        info.at = segments.len() - parts.len();
         info.resource = part(0);
         info.name = part(1);
         // A special verb without subresources: all that follows is a path on the proxied server.
         if info.verb != "proxy" {
             info.subresource = part(2);
-        }
-        if info.name.is_empty() && info.verb == "get" {
-            info.verb = if wants_watch(target) { "watch" } else { "list" }.to_owned();
-            info.name = selected_name(target).unwrap_or_default();
-        }
-        if info.name.is_empty() && info.verb == "delete" {
-            info.verb = "deletecollection".to_owned();
         }
         Ok(info)
     }

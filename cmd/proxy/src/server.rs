@@ -3,7 +3,6 @@
 use std::convert::Infallible;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -22,8 +21,9 @@ use crate::audit::Sink;
 use crate::connect;
 use crate::dial::Resolve;
 use crate::health;
+use crate::large_heads::LargeHeads;
 use crate::metrics::{LimitLabels, Metrics};
-use crate::proxy::{LARGE_HEADS, Shared, Timeouts};
+use crate::proxy::{Shared, Timeouts};
 use crate::reload::{Directories, LoadError, Reloader};
 
 /// How the proxy runs.
@@ -34,8 +34,6 @@ pub struct Settings {
     pub health_listen: SocketAddr,
     /// The inputs.
     pub directories: Directories,
-    /// Roots that replace the public ones.
-    pub ssl_cert_file: Option<PathBuf>,
     /// Connections in all.
     pub max_connections: usize,
     /// Connections of one client address.
@@ -84,7 +82,7 @@ impl Proxy {
     ///
     /// When an input cannot be served or a port cannot be had.
     pub async fn bind(settings: Settings) -> Result<Self, StartError> {
-        let (reloader, state) = Reloader::start(settings.directories, settings.resolver, settings.ssl_cert_file)?;
+        let (reloader, state) = Reloader::start(settings.directories, settings.resolver)?;
         let mut registry = Registry::with_prefix("cli_mcp_proxy");
         let metrics = Metrics::new(&mut registry);
         Ok(Self {
@@ -98,7 +96,7 @@ impl Proxy {
                 metrics,
                 drain: CancellationToken::new(),
                 timeouts: settings.timeouts,
-                large_heads: Arc::new(Semaphore::new(LARGE_HEADS)),
+                large_heads: LargeHeads::default(),
             }),
             limits: Limits {
                 total: Arc::new(Semaphore::new(settings.max_connections.min(Semaphore::MAX_PERMITS))),

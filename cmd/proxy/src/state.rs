@@ -1,7 +1,6 @@
 //! Everything that a reload swaps at once: the targets with their credentials and connections, and the CA.
 
 use std::collections::HashMap;
-use std::path::Path;
 use std::sync::Arc;
 
 use cli_mcp_kubeconfig::{
@@ -9,6 +8,7 @@ use cli_mcp_kubeconfig::{
 };
 use rustls::RootCertStore;
 use rustls_pki_types::ServerName;
+use time::OffsetDateTime;
 
 use crate::dial::{AddressRule, Dialer, Resolve};
 use crate::mint::{CaError, Minter};
@@ -52,6 +52,8 @@ pub struct Inputs {
     pub ca_certificate: Vec<u8>,
     /// `ca.key`.
     pub ca_key: Vec<u8>,
+    /// The roots that replace the public ones, when there are such.
+    pub public_roots: Option<Vec<u8>>,
 }
 
 /// One server behind a target, with what is presented to it.
@@ -131,16 +133,12 @@ pub struct State {
 }
 
 impl State {
-    /// Builds the state from the files' contents.
+    /// Builds the state from the files' contents. What it says of them depends on `now` alone beside them.
     ///
     /// # Errors
     ///
     /// The first input that cannot be served, with all that is wrong in it.
-    pub fn build(
-        inputs: &Inputs,
-        resolver: &Arc<dyn Resolve>,
-        ssl_cert_file: Option<&Path>,
-    ) -> Result<Self, StateError> {
+    pub fn build(inputs: &Inputs, resolver: &Arc<dyn Resolve>, now: OffsetDateTime) -> Result<Self, StateError> {
         let routes = Routes::from_json(&inputs.routes)?;
         let kubeconfig = inputs
             .kubeconfig
@@ -149,8 +147,8 @@ impl State {
             .transpose()
             .map_err(StateError::Kubeconfig)?;
         let resolved = routes.resolve(kubeconfig.as_ref()).map_err(StateError::Mismatch)?;
-        let minter = Minter::new(&inputs.ca_certificate, &inputs.ca_key)?;
-        let public = tls::public_roots(ssl_cert_file)?;
+        let minter = Minter::new(&inputs.ca_certificate, &inputs.ca_key, now)?;
+        let public = tls::public_roots(inputs.public_roots.as_deref())?;
 
         let mut kubernetes: HashMap<Authority, (Vec<Arc<KubernetesUpstream>>, Vec<String>)> = HashMap::new();
         let mut destinations = HashMap::new();

@@ -20,7 +20,7 @@ const HOP_BY_HOP: [&str; 11] = [
 
 /// Credentials, and statements of proxies about who the client is or what it meant. Whatever is no letter or digit counts
 /// as a hyphen: some servers fold underscores, dots and the rest into one.
-const IDENTITY: [&str; 27] = [
+const IDENTITY: [&str; 24] = [
     "authorization",
     "cookie",
     "cookie2",
@@ -41,10 +41,7 @@ const IDENTITY: [&str; 27] = [
     "client-cert",
     "dpop",
     "x-auth",
-    "x-auth-key",
     "x-auth-email",
-    "x-functions-key",
-    "ocp-apim-subscription-key",
     "x-webauth-user",
     "x-user",
     "front-end-https",
@@ -53,7 +50,7 @@ const IDENTITY: [&str; 27] = [
 /// Whole families, known and yet unknown members alike (cases 31 and 32).
 const FAMILIES: [&str; 15] = [
     "proxy-",
-    "impersonate",
+    "x-clusterpedia-",
     "x-amzn-oidc-",
     "x-goog-authenticated-user-",
     "x-goog-iap-",
@@ -69,22 +66,30 @@ const FAMILIES: [&str; 15] = [
     "x-authenticated-",
 ];
 
-/// Endings of names that carry a key: `X-Api-Key`, `X-Goog-Api-Key`, `X-Auth-Token`, `Private-Token`,
-/// `X-Amz-Security-Token` and the like (case 35).
-const KEY_ENDINGS: [&str; 13] = [
-    "access-key",
-    "api-key",
+/// Endings of names that carry a key: `X-Api-Key`, `X-Goog-Api-Key`, `DD-Application-Key`, `X-Auth-Token`,
+/// `Private-Token`, `X-Amz-Security-Token` and the like (case 35).
+const KEY_ENDINGS: [&str; 11] = [
+    "-key",
     "apikey",
-    "auth-key",
     "authorization",
     "client-cert",
+    "credential",
     "jwt",
     "jwt-assertion",
+    "passphrase",
     "password",
     "secret",
-    "secret-key",
-    "subscription-key",
     "token",
+];
+
+/// Endings of names whose key opens nothing: it names a handshake, a request that is sent again, what is cached or where
+/// something is stored.
+const PLAIN_KEYS: [&str; 5] = [
+    "websocket-key",
+    "idempotency-key",
+    "cache-key",
+    "surrogate-key",
+    "partition-key",
 ];
 
 /// Query parameters that carry a token. Compared in lower case, hyphens as underscores.
@@ -126,6 +131,11 @@ fn canonical_name(name: &[u8]) -> String {
         .collect()
 }
 
+fn carries_key(name: &str) -> bool {
+    let ends = |with: &[&str]| with.iter().any(|ending| name.ends_with(ending));
+    ends(&KEY_ENDINGS) && !ends(&PLAIN_KEYS)
+}
+
 fn nominated(head: &Head) -> Vec<String> {
     head.members("connection").map(canonical_name).collect()
 }
@@ -146,7 +156,8 @@ pub fn write_request_fields(head: &Head, out: &mut Vec<u8>) {
             || HOP_BY_HOP.contains(&canonical.as_str())
             || IDENTITY.contains(&canonical.as_str())
             || FAMILIES.iter().any(|family| canonical.starts_with(family))
-            || KEY_ENDINGS.iter().any(|ending| canonical.ends_with(ending));
+            || canonical.split('-').any(|word| word.starts_with("impersonat"))
+            || carries_key(&canonical);
         if gone || canonical == "sec-websocket-protocol" {
             continue;
         }
@@ -283,6 +294,16 @@ mod tests {
             "DPoP: x",
             "X-Access-Key: x",
             "Ocp-Apim-Subscription-Key: x",
+            "X-Functions-Key: x",
+            "X-Auth-Key: x",
+            "X-SSL-Client-Key: x",
+            "DD-Application-Key: x",
+            "X_Parse_Master_Key: x",
+            "Ok-Access-Passphrase: x",
+            "X-Impersonate-User: x",
+            "X-Goog-Impersonated-Account: x",
+            "X-CLUSTERPEDIA-FORWARD: x",
+            "X-Clusterpedia-User: x",
         ] {
             assert_eq!(forwarded(&format!("{field}\r\n")), "", "{field}");
         }
@@ -291,7 +312,8 @@ mod tests {
     #[test]
     fn the_rest_passes_as_it_is() {
         let fields = "Accept: a\r\nAccept-Encoding: gzip\r\nUser-Agent: k\r\nIf-None-Match: \"e\"\r\nContent-Type: j\r\n\
-                      Sec-WebSocket-Key: k\r\nKubectl-Command: get\r\nX-Stream-Protocol-Version: v4\r\n";
+                      Sec-WebSocket-Key: k\r\nIdempotency-Key: i\r\nX-Idempotency-Key: i\r\nX-Cache-Key: c\r\n\
+                      Keyword: k\r\nKubectl-Command: get\r\nX-Stream-Protocol-Version: v4\r\n";
         assert_eq!(forwarded(fields), fields);
     }
 

@@ -16,14 +16,12 @@ use x509_parser::prelude::{FromDer, X509Certificate};
 /// Why a TLS configuration cannot be made.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
-    /// A file of roots cannot be used.
-    #[error("SSL_CERT_FILE {path}: {why}")]
-    Roots {
-        /// The file.
-        path: String,
-        /// What is wrong.
-        why: String,
-    },
+    /// The file of roots is no PEM.
+    #[error("SSL_CERT_FILE: broken PEM")]
+    RootsPem,
+    /// The file of roots has none.
+    #[error("SSL_CERT_FILE: it holds no usable certificate")]
+    NoRoots,
     /// No certificate of the CA data can be an anchor.
     #[error("certificate-authority-data of cluster {0:?} holds no certificate that can be a trust anchor")]
     NoAnchor(String),
@@ -52,29 +50,25 @@ pub fn provider() -> Arc<CryptoProvider> {
         .clone()
 }
 
-/// The roots for targets whose kubeconfig names no CA: the file of `SSL_CERT_FILE` when it is set, else Mozilla's.
+/// The roots for targets whose kubeconfig names no CA: the content of the file of `SSL_CERT_FILE` when it is set, else
+/// Mozilla's.
 ///
 /// # Errors
 ///
-/// When the file cannot be read or holds no certificate.
-pub fn public_roots(ssl_cert_file: Option<&std::path::Path>) -> Result<Arc<RootCertStore>, TlsError> {
-    let Some(path) = ssl_cert_file else {
+/// When it holds no certificate.
+pub fn public_roots(ssl_cert_file: Option<&[u8]>) -> Result<Arc<RootCertStore>, TlsError> {
+    let Some(pem) = ssl_cert_file else {
         return Ok(Arc::new(RootCertStore {
             roots: webpki_roots::TLS_SERVER_ROOTS.to_vec(),
         }));
     };
-    let error = |why: String| TlsError::Roots {
-        path: path.display().to_string(),
-        why,
-    };
     let mut roots = RootCertStore::empty();
-    let pem = std::fs::read(path).map_err(|source| error(source.to_string()))?;
-    let certificates: Vec<_> = CertificateDer::pem_slice_iter(&pem)
+    let certificates: Vec<_> = CertificateDer::pem_slice_iter(pem)
         .collect::<Result<_, _>>()
-        .map_err(|_| error("broken PEM".into()))?;
+        .map_err(|_| TlsError::RootsPem)?;
     let (added, _) = roots.add_parsable_certificates(certificates);
     if added == 0 {
-        return Err(error("holds no usable certificate".into()));
+        return Err(TlsError::NoRoots);
     }
     Ok(Arc::new(roots))
 }

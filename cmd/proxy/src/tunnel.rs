@@ -5,15 +5,15 @@ use std::net::IpAddr;
 
 use cli_mcp_kubeconfig::Authority;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
-use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Duration, Instant, timeout, timeout_at};
 
 use crate::dial::{DialError, UpstreamStream};
 use crate::exchange::{self, ExchangeError, Outbound, Outcome, Progress};
 use crate::head::{Framing, Head, HeadError, find_end};
+use crate::large_heads::{Crowded, LARGE_HEAD, LargeHead};
 use crate::metrics::Open;
 use crate::plan::{self, Plan};
-use crate::proxy::{Entry, LARGE_HEAD, Shared};
+use crate::proxy::{Entry, Shared};
 use crate::pump::Inbound;
 use crate::refusal::Refusal;
 
@@ -49,8 +49,9 @@ enum Next {
 
 /// A head with its place among the large ones, or why there is none.
 enum Read {
-    Head(Head, Option<OwnedSemaphorePermit>),
+    Head(Head, Option<LargeHead>),
     Malformed(HeadError),
+    Crowded(Crowded),
     End,
 }
 
@@ -64,15 +65,18 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Tunnel<'_, S> {
             first = false;
             let next = match read {
                 Read::End => Next::Close,
-                Read::Malformed(error) => self.refuse_malformed(&mut inbound, error).await,
+                Read::Malformed(error) => self.refuse_unread(&mut inbound, malformed(error)).await,
+                Read::Crowded(crowded) => {
+                    let refusal = Refusal::new(503, crowded.to_string());
+                    self.refuse_unread(&mut inbound, refusal).await
+                }
                 Read::Head(head, place) => self.serve_request(head, place, &mut inbound).await,
             };
             match next {
                 Next::Continue => {}
                 Next::Close => {
-                    // The peer may be gone or slow; the connection ends either way.
-                    let _ = timeout(LINGER, self.stream.shutdown()).await;
-                    return;
+                    inbound.clear();
+                    return self.linger().await;
                 }
                 Next::Abort => return,
             }
@@ -87,25 +91,27 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Tunnel<'_, S> {
         let mut place = None;
         loop {
             let buffered = inbound.as_slice();
-            match find_end(buffered, scanned) {
+            let end = match find_end(buffered, scanned) {
+                Ok(end) => end,
                 Err(error) => return Read::Malformed(error),
-                Ok(Some(end)) => {
-                    return match Head::parse(inbound.take(end)) {
-                        Ok(head) => Read::Head(head, place),
-                        Err(error) => Read::Malformed(error),
-                    };
-                }
-                Ok(None) => scanned = buffered.len(),
-            }
+            };
+            scanned = buffered.len();
             if !started && !buffered.is_empty() {
                 started = true;
                 deadline = Instant::now() + timeouts.head;
             }
-            if place.is_none() && buffered.len() > LARGE_HEAD {
-                match timeout_at(deadline, self.shared.large_heads.clone().acquire_owned()).await {
-                    Ok(Ok(permit)) => place = Some(permit),
-                    _ => return Read::End,
+            // Behind the end is a body, which is held for no client for long.
+            if place.is_none() && end.unwrap_or(scanned) > LARGE_HEAD {
+                match self.shared.large_heads.take(self.client, deadline).await {
+                    Ok(taken) => place = Some(taken),
+                    Err(crowded) => return Read::Crowded(crowded),
                 }
+            }
+            if let Some(end) = end {
+                return match Head::parse(inbound.take(end)) {
+                    Ok(head) => Read::Head(head, place),
+                    Err(error) => Read::Malformed(error),
+                };
             }
             let fill = std::future::poll_fn(|cx| inbound.poll_fill(cx, &mut self.stream));
             let filled = tokio::select! {
@@ -124,14 +130,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Tunnel<'_, S> {
         Entry::begin(self.shared, self.client, &self.label, &self.label, method)
     }
 
-    async fn refuse_malformed(&mut self, inbound: &mut Inbound, error: HeadError) -> Next {
-        let status = match error {
-            HeadError::TooLarge => 431,
-            HeadError::Version => 505,
-            _ => 400,
-        };
-        let refusal = Refusal::new(status, error.to_string());
-        self.entry("").deny(status, &refusal.message);
+    /// Refuses what came before it was a request.
+    async fn refuse_unread(&mut self, inbound: &mut Inbound, refusal: Refusal) -> Next {
+        self.entry("").deny(refusal.status, &refusal.message);
         self.answer(&refusal, false, true, inbound).await
     }
 
@@ -149,7 +150,14 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Tunnel<'_, S> {
         {
             return Next::Continue;
         }
-        *inbound = Inbound::default();
+        inbound.clear();
+        self.linger().await;
+        Next::Abort
+    }
+
+    /// Ends the connection, and throws away for a moment what the client still sends: unread, it would become a reset
+    /// that overtakes the answer (RFC 9112, section 9.6).
+    async fn linger(&mut self) {
         let linger = async {
             if self.stream.shutdown().await.is_err() {
                 return;
@@ -163,16 +171,11 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Tunnel<'_, S> {
                 }
             }
         };
+        // The peer may be gone or slow; the connection ends either way.
         let _ = timeout(LINGER, linger).await;
-        Next::Abort
     }
 
-    async fn serve_request(
-        &mut self,
-        head: Head,
-        mut place: Option<OwnedSemaphorePermit>,
-        inbound: &mut Inbound,
-    ) -> Next {
+    async fn serve_request(&mut self, head: Head, mut place: Option<LargeHead>, inbound: &mut Inbound) -> Next {
         let shared = self.shared;
         let _open = Open::new(&shared.metrics.streams);
         let method = head.request_line().map_or("", |(method, _)| method).to_owned();
@@ -186,6 +189,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Tunnel<'_, S> {
             Err((refusal, close)) => {
                 entry.deny(refusal.status, &refusal.message);
                 let unread = !matches!(head.request_framing(), Ok(Framing::Empty));
+                drop((head, place));
                 return self
                     .answer(&refusal, head_only, close || unread || close_client, inbound)
                     .await;
@@ -212,6 +216,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Tunnel<'_, S> {
         let exchanged = self
             .exchange(&mut plan, &method, close_client, inbound, &mut place, entry.progress())
             .await;
+        // The head is sent, or given up.
+        drop(place);
         let (outcome, upstream) = match exchanged {
             Ok(done) => done,
             Err(error) => {
@@ -243,7 +249,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Tunnel<'_, S> {
         method: &str,
         close_client: bool,
         inbound: &mut Inbound,
-        place: &mut Option<OwnedSemaphorePermit>,
+        place: &mut Option<LargeHead>,
         progress: &mut Progress,
     ) -> Result<(Outcome, UpstreamStream), DialError> {
         let mut head = std::mem::take(&mut plan.outbound);
@@ -274,6 +280,15 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Tunnel<'_, S> {
             }
         }
     }
+}
+
+fn malformed(error: HeadError) -> Refusal {
+    let status = match error {
+        HeadError::TooLarge => 431,
+        HeadError::Version => 505,
+        _ => 400,
+    };
+    Refusal::new(status, error.to_string())
 }
 
 /// What becomes of a connection after an exchange, and the status of the audit line.

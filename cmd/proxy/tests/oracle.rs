@@ -379,6 +379,7 @@ async fn the_api_server_resolves_each_path_as_the_proxy_does() {
             resource: found.resource.clone(),
             subresource: found.subresource.clone(),
             name: found.name.clone(),
+            at: 0,
         };
         let method = request.split(' ').next().unwrap_or_default();
         if deny_set::danger(method, &as_resolved).is_some() && decision.verdict.is_ok() {

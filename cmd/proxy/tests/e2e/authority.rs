@@ -231,13 +231,14 @@ async fn case_25_a_name_on_the_allowlist_that_leads_inside_is_refused_at_connect
     let port = upstream.address.port();
     let lab = Lab::with(upstream, |setup| {
         setup.names = vec![
-            ("metadata.test", "169.254.169.254"),
-            ("mapped.test", "::ffff:169.254.169.254"),
-            ("private.test", "10.1.2.3"),
-            ("loop.test", "127.0.0.1"),
-            ("nat64.test", "64:ff9b::a9fe:a9fe"),
-            ("mixed.test", "1.1.1.1"),
-            ("mixed.test", "192.168.1.1"),
+            // With its last dot: no search domain of the pod may make another name of it.
+            ("metadata.test.", "169.254.169.254"),
+            ("mapped.test.", "::ffff:169.254.169.254"),
+            ("private.test.", "10.1.2.3"),
+            ("loop.test.", "127.0.0.1"),
+            ("nat64.test.", "64:ff9b::a9fe:a9fe"),
+            ("mixed.test.", "1.1.1.1"),
+            ("mixed.test.", "192.168.1.1"),
         ];
         setup.targets = format!(
             "[{{type: kubernetes}}, {{type: allowlist, domains: [metadata.test, mapped.test, private.test, loop.test, nat64.test, \

@@ -58,7 +58,7 @@ async fn case_35_an_allowlist_target_gets_nothing_at_all() {
     );
     assert!(received.values("authorization").is_empty());
     assert_eq!(received.line(), "GET /@scope%2Fname;v=1/x?q=1 HTTP/1.1");
-    for method in ["TRACE", "TRACK"] {
+    for method in ["TRACE", "TRACK", "trace", "Connect"] {
         client
             .send(&format!("{method} / HTTP/1.1\r\nHost: {address}\r\n\r\n"))
             .await;

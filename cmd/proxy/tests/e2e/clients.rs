@@ -113,7 +113,12 @@ fn cases_61_to_64_the_leaf_has_what_strict_verifiers_ask_for() {
     let (_, issuer) = X509Certificate::from_der(&ca.der())
         .map(|(rest, parsed)| (rest.len(), parsed.subject().to_string()))
         .unwrap();
-    let minter = Minter::new(ca.pem().as_bytes(), ca.key_pem().as_bytes()).unwrap();
+    let minter = Minter::new(
+        ca.pem().as_bytes(),
+        ca.key_pem().as_bytes(),
+        ::time::OffsetDateTime::now_utc(),
+    )
+    .unwrap();
     let mut serials = Vec::new();
     for (host, is_address) in [("api.test", false), ("10.0.0.1", true), ("[2001:db8::1]", true)] {
         let der = minter.leaf(&Host::parse(host).unwrap()).unwrap();

@@ -276,6 +276,7 @@ async fn an_early_answer_arrives_although_the_body_is_not_finished() {
         .await;
     let response = client.response().await;
     assert_eq!((response.status, response.text().as_str()), (413, "big"));
+    assert!(response.has("connection"), "{}", response.head);
     assert!(client.is_closed().await);
 }
 

@@ -15,6 +15,7 @@ use base64::engine::general_purpose::STANDARD;
 use cli_mcp_kubeconfig::{Kubeconfig, Routes};
 use cli_mcp_proxy::audit::Sink;
 use cli_mcp_proxy::dial::{Resolve, SystemResolver};
+use cli_mcp_proxy::large_heads::LargeHeads;
 use cli_mcp_proxy::metrics::Metrics;
 use cli_mcp_proxy::proxy::{Shared, Timeouts};
 use cli_mcp_proxy::reload::{Directories, Reloader};
@@ -24,7 +25,6 @@ use rustls_pki_types::ServerName;
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
-use tokio::sync::Semaphore;
 use tokio_rustls::TlsConnector;
 use tokio_util::sync::CancellationToken;
 
@@ -140,6 +140,7 @@ fn directories(directory: &Path) -> Directories {
         routes: directory.join("routes"),
         kubeconfig: directory.join("kubeconfig"),
         ca: directory.join("ca"),
+        ssl_cert_file: None,
     }
 }
 
@@ -212,8 +213,10 @@ impl Lab {
         let proxy = Proxy::bind(Settings {
             listen: "127.0.0.1:0".parse().unwrap(),
             health_listen: "127.0.0.1:0".parse().unwrap(),
-            directories: directories(directory.path()),
-            ssl_cert_file: public_ca,
+            directories: Directories {
+                ssl_cert_file: public_ca,
+                ..directories(directory.path())
+            },
             max_connections: setup.max_connections,
             max_connections_per_client: setup.max_connections_per_client,
             drain_timeout: setup.drain_timeout,
@@ -239,16 +242,16 @@ impl Lab {
     }
 
     /// What a proxy with this lab's files is made of, for tests that drive a part of it.
-    pub(crate) fn parts(&self, large_heads: usize, timeouts: Timeouts) -> (Reloader, Shared) {
+    pub(crate) fn parts(&self, large_heads: LargeHeads, timeouts: Timeouts) -> (Reloader, Shared) {
         let directories = directories(self.directory.path());
-        let (reloader, state) = Reloader::start(directories, Arc::new(SystemResolver), None).unwrap();
+        let (reloader, state) = Reloader::start(directories, Arc::new(SystemResolver)).unwrap();
         let shared = Shared {
             state: ArcSwap::from_pointee(state),
             audit: Arc::new(|_| {}),
             metrics: Metrics::new(&mut Registry::default()),
             drain: CancellationToken::new(),
             timeouts,
-            large_heads: Arc::new(Semaphore::new(large_heads)),
+            large_heads,
         };
         (reloader, shared)
     }

@@ -145,6 +145,30 @@ const REFUSED: &[(u8, &str, &str, &[u16])] = &[
         &[403],
     ),
     (
+        12,
+        "POST",
+        "/apis/clusterpedia.io/v1beta1/resources/clusters/c1/api/v1/nodes/n/proxy/run/ns/p/c",
+        &[403],
+    ),
+    (
+        12,
+        "GET",
+        "/apis/clusterpedia.io/v1beta1/resources/clusters/c1/proxy/metrics",
+        &[403],
+    ),
+    (
+        12,
+        "GET",
+        "/apis/proxy.open-cluster-management.io/v1beta1/namespaces/c/clusterstatuses/c/aggregator/svc/x",
+        &[403],
+    ),
+    (
+        11,
+        "POST",
+        "/apis/clusterpedia.io/v1beta1/resources/clusters/c1/api/v1/namespaces/ns/serviceaccounts/sa/token",
+        &[403],
+    ),
+    (
         14,
         "GET",
         "/oauth/authorize?response_type=token&client_id=openshift-challenging-client",

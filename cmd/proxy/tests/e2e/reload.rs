@@ -4,13 +4,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cli_mcp_kubeconfig::Authority;
+use cli_mcp_proxy::large_heads::LargeHeads;
+use cli_mcp_proxy::metrics::ReloadLabels;
 use cli_mcp_proxy::proxy::Timeouts;
 use cli_mcp_proxy::state::Backend;
+use time::OffsetDateTime;
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 use tokio::sync::Notify;
 
-use crate::harness::{Ca, Lab, Responder, TOKEN, Upstream, patiently, write_inputs};
+use crate::harness::{Ca, Lab, Responder, TOKEN, Upstream, ok, patiently, write_inputs};
 
 /// Answers a watch with an event each time it is told to, and everything else with 200.
 fn watchable(next: Arc<Notify>) -> Responder {
@@ -124,7 +127,7 @@ async fn half_of_a_file_that_is_being_written_is_not_used() {
     );
     let half = whole.strip_suffix("-rotated\n").unwrap();
     cli_mcp_kubeconfig::Kubeconfig::parse(half.as_bytes()).expect("half of it is valid too");
-    let (mut reloader, shared) = lab.parts(1, Timeouts::default());
+    let (mut reloader, shared) = lab.parts(LargeHeads::new(1, 1), Timeouts::default());
     let token = || {
         let state = shared.state.load();
         match &state
@@ -140,11 +143,51 @@ async fn half_of_a_file_that_is_being_written_is_not_used() {
     // Each look falls between two writes; only what stays from one look to the next is used.
     for content in [half, whole.as_str(), half, whole.as_str()] {
         std::fs::write(&path, content).unwrap();
-        reloader.check(&shared);
+        reloader.check(&shared, OffsetDateTime::now_utc());
         assert_eq!(token(), TOKEN);
     }
-    reloader.check(&shared);
+    reloader.check(&shared, OffsetDateTime::now_utc());
     assert_eq!(token(), "rotated-token-rotated");
+}
+
+#[tokio::test]
+async fn a_ca_that_becomes_valid_is_used_though_no_file_changes() {
+    let lab = Lab::new().await;
+    let hour = time::Duration::hours(1);
+    let (mut reloader, shared) = lab.parts(LargeHeads::new(1, 1), Timeouts::default());
+    let first = shared.state.load_full();
+    let early = Ca::valid("early", hour, 1000 * hour);
+    std::fs::write(lab.directory.path().join("ca/ca.crt"), early.pem()).unwrap();
+    std::fs::write(lab.directory.path().join("ca/ca.key"), early.key_pem()).unwrap();
+    let now = OffsetDateTime::now_utc();
+    for _ in 0..3 {
+        reloader.check(&shared, now);
+    }
+    assert!(reloader.status().error().unwrap().contains("not valid now"));
+    assert!(Arc::ptr_eq(&first, &shared.state.load_full()));
+    let failures = shared
+        .metrics
+        .reloads
+        .get_or_create(&ReloadLabels { result: "failure" })
+        .get();
+    assert_eq!(failures, 1, "the same reason is told once");
+    reloader.check(&shared, now + 2 * hour);
+    assert_eq!(reloader.status().error(), None);
+    assert!(!Arc::ptr_eq(&first, &shared.state.load_full()));
+}
+
+#[tokio::test]
+async fn public_roots_that_change_are_taken_like_the_other_files() {
+    let upstream = Upstream::start(ok()).await;
+    let roots = upstream.ca.pem();
+    let lab = Lab::with(upstream, |setup| setup.public_ca = Some(roots.clone())).await;
+    let path = lab.directory.path().join("public.crt");
+    std::fs::write(&path, "none").unwrap();
+    health_until(&lab, |body| body.contains("no usable certificate")).await;
+    std::fs::remove_file(&path).unwrap();
+    health_until(&lab, |body| body.contains("SSL_CERT_FILE: cannot read")).await;
+    std::fs::write(&path, &roots).unwrap();
+    health_until(&lab, |body| !body.contains("reloadError")).await;
 }
 
 #[tokio::test]
@@ -292,7 +335,7 @@ async fn case_65_a_proxy_does_not_start_with_a_ca_that_cannot_sign() {
         ("x".into(), good.key_pem(), "no PEM certificate"),
         (good.pem(), "x".into(), "private key"),
     ] {
-        let error = Minter::new(certificate.as_bytes(), key.as_bytes())
+        let error = Minter::new(certificate.as_bytes(), key.as_bytes(), OffsetDateTime::now_utc())
             .unwrap_err()
             .to_string();
         assert!(error.contains(word), "{error}");

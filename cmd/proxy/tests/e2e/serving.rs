@@ -4,16 +4,18 @@ use std::future::Future;
 use std::io;
 use std::net::IpAddr;
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use cli_mcp_kubeconfig::Authority;
 use cli_mcp_proxy::connect;
 use cli_mcp_proxy::dial::Resolve;
-use cli_mcp_proxy::proxy::Timeouts;
+use cli_mcp_proxy::large_heads::LargeHeads;
+use cli_mcp_proxy::proxy::{Shared, Timeouts};
 use cli_mcp_proxy::tunnel::Tunnel;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::time::Instant;
 
 use crate::client::{Client, client_config};
 use crate::harness::{Lab, TOKEN, Upstream, ok, patiently};
@@ -124,6 +126,25 @@ async fn the_audit_line_says_what_happened_and_no_secret() {
     assert!(metrics.contains(&counted), "{metrics}");
 }
 
+fn tunnel<'a, S>(lab: &Lab, stream: S, shared: &'a Shared) -> Tunnel<'a, S> {
+    Tunnel {
+        stream,
+        client: "127.0.0.1".parse().unwrap(),
+        authority: Authority::parse(&lab.authority()).unwrap(),
+        label: lab.authority(),
+        kubernetes: true,
+        shared,
+    }
+}
+
+/// The lines that a proxy writes.
+fn recording(shared: &mut Shared) -> Arc<Mutex<Vec<String>>> {
+    let lines: Arc<Mutex<Vec<String>>> = Arc::default();
+    let audit = lines.clone();
+    shared.audit = Arc::new(move |line| audit.lock().unwrap().push(line.to_owned()));
+    lines
+}
+
 #[tokio::test]
 async fn case_50_large_heads_are_few_at_a_time_and_small_ones_are_not_counted() {
     let lab = Lab::new().await;
@@ -132,32 +153,44 @@ async fn case_50_large_heads_are_few_at_a_time_and_small_ones_are_not_counted() 
         idle: Duration::from_millis(100),
         ..Timeouts::default()
     };
-    for (places, size, answered) in [(0, 40_000, false), (1, 40_000, true), (0, 4_000, true)] {
-        let (_, shared) = lab.parts(places, timeouts);
+    for (places, of_client, size, body, status) in [
+        (0, 1, 40_000, 0, 503),
+        (0, 1, 17_000, 0, 503),
+        (1, 0, 17_000, 0, 503),
+        (1, 1, 40_000, 0, 403),
+        (0, 0, 4_000, 0, 403),
+        (0, 0, 4_000, 40_000, 403),
+    ] {
+        let (_, mut shared) = lab.parts(LargeHeads::new(places, of_client), timeouts);
+        let lines = recording(&mut shared);
         let (mut client, stream) = tokio::io::duplex(1024 * 1024);
         let head = format!(
-            "GET /api/v1/nodes/n/proxy HTTP/1.1\r\nHost: {}\r\nX: {}\r\n\r\n",
+            "POST /api/v1/nodes/n/proxy HTTP/1.1\r\nHost: {}\r\nX: {}\r\nContent-Length: {body}\r\n\r\n{}",
             lab.authority(),
-            "x".repeat(size)
+            "x".repeat(size),
+            "b".repeat(body)
         );
         client.write_all(head.as_bytes()).await.unwrap();
-        let tunnel = Tunnel {
-            stream,
-            client: "127.0.0.1".parse().unwrap(),
-            authority: Authority::parse(&lab.authority()).unwrap(),
-            label: lab.authority(),
-            kubernetes: true,
-            shared: &shared,
-        };
-        patiently(tunnel.serve()).await;
+        let served = tunnel(&lab, stream, &shared).serve();
         let mut answer = String::new();
-        patiently(client.read_to_string(&mut answer)).await.unwrap();
-        assert_eq!(
-            answer.starts_with("HTTP/1.1 403 "),
-            answered,
-            "{places} {size} {answer}"
+        let asks = async {
+            client.read_to_string(&mut answer).await.unwrap();
+            drop(client);
+        };
+        patiently(async { tokio::join!(served, asks) }).await;
+        let case = format!("{places} {of_client} {size} {body} {answer}");
+        assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{case}");
+        assert!(
+            lines.lock().unwrap()[0].contains(&format!("\"status\":{status}")),
+            "{case}"
         );
-        assert_eq!(shared.large_heads.available_permits(), places, "given back");
+        if places > 0 && of_client > 0 {
+            let given_back = shared
+                .large_heads
+                .take("127.0.0.1".parse().unwrap(), Instant::now())
+                .await;
+            assert!(given_back.is_ok());
+        }
     }
 }
 
@@ -168,12 +201,13 @@ async fn case_50_a_large_connect_takes_its_place_among_the_large_heads() {
         handshake: Duration::from_millis(100),
         ..Timeouts::default()
     };
-    for (places, answered) in [(0, false), (1, true)] {
-        let (_, shared) = lab.parts(places, timeouts);
+    for (places, size, status) in [(0, 40_000, 503), (0, 17_000, 503), (1, 40_000, 403), (0, 4_000, 403)] {
+        let (_, mut shared) = lab.parts(LargeHeads::new(places, 1), timeouts);
+        let lines = recording(&mut shared);
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let mut client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
         let (served, peer) = listener.accept().await.unwrap();
-        let head = format!("CONNECT x:1 HTTP/1.1\r\nX: {}\r\n\r\n", "x".repeat(40_000));
+        let head = format!("CONNECT x:1 HTTP/1.1\r\nX: {}\r\n\r\n", "x".repeat(size));
         let mut answer = Vec::new();
         let asks = async {
             client.write_all(head.as_bytes()).await.unwrap();
@@ -182,9 +216,38 @@ async fn case_50_a_large_connect_takes_its_place_among_the_large_heads() {
             drop(client);
         };
         patiently(async { tokio::join!(connect::serve(served, peer.ip(), &shared), asks) }).await;
-        assert_eq!(answer.starts_with(b"HTTP/1.1 403 "), answered, "{places}");
-        assert_eq!(shared.large_heads.available_permits(), places, "given back");
+        assert!(
+            answer.starts_with(format!("HTTP/1.1 {status} ").as_bytes()),
+            "{places} {size}"
+        );
+        assert!(
+            lines.lock().unwrap()[0].contains(&format!("\"status\":{status}")),
+            "{places} {size}"
+        );
+        if places > 0 {
+            assert!(
+                shared.large_heads.take(peer.ip(), Instant::now()).await.is_ok(),
+                "given back"
+            );
+        }
     }
+}
+
+#[tokio::test]
+async fn a_tunnel_that_ends_takes_what_is_still_on_its_way() {
+    let lab = Lab::new().await;
+    let timeouts = Timeouts {
+        head: Duration::from_millis(10),
+        ..Timeouts::default()
+    };
+    let (_, shared) = lab.parts(LargeHeads::default(), timeouts);
+    let (mut client, stream) = tokio::io::duplex(64);
+    let late = async {
+        assert_eq!(client.read(&mut [0]).await.unwrap(), 0);
+        client.write_all(&[b'x'; 4096]).await.unwrap();
+        drop(client);
+    };
+    patiently(async { tokio::join!(tunnel(&lab, stream, &shared).serve(), late) }).await;
 }
 
 #[tokio::test]

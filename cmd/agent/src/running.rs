@@ -24,6 +24,8 @@ const LAST_WORDS: Duration = Duration::from_secs(3);
 /// that takes bash to its top level discards the agent's line with it. A look is one small read, and what a line behind the
 /// call's would tell sooner costs more: some builds of bash 5.2 that met an unclosed `$(` are spoilt by the next line.
 const SILENCE: Duration = Duration::from_millis(20);
+/// The same for a call that has run for long.
+const MAX_SILENCE: Duration = Duration::from_millis(100);
 /// How long a command's status is looked for at once, giving way to bash each time. On a busy machine one such turn may take
 /// long, and is then the last.
 const QUICK_LOOKS: Duration = Duration::from_micros(100);
@@ -73,7 +75,8 @@ impl Running<'_> {
         } = self;
         let mut error_buffer = vec![0; 16 << 10];
         let mut asked = Asked::Nothing;
-        let mut look_at = Instant::now() + SILENCE;
+        let mut silence = SILENCE;
+        let mut look_at = Instant::now() + silence;
         let mut last_words: Option<Instant> = None;
         // The shortest commands end before this thread could sleep and be woken.
         let quick_until = Instant::now() + QUICK_LOOKS;
@@ -131,7 +134,8 @@ impl Running<'_> {
                 }
                 // The wrapper may have broken on what the command left behind: then bash is at its prompt and answers this.
                 () = sleep_until(look_at) => {
-                    look_at = Instant::now() + SILENCE;
+                    silence = (silence * 2).min(MAX_SILENCE);
+                    look_at = Instant::now() + silence;
                     if !shell.at_prompt() {
                         continue;
                     }

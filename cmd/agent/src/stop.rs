@@ -42,6 +42,8 @@ const SAVE_WAIT: Duration = Duration::from_secs(3);
 /// How often a list is interrupted that goes on, and how often of them a bash is waited for in full.
 const ATTEMPTS: usize = 30;
 const WAITS: usize = 3;
+/// How long a shell is worth to the client that waits for the end of its call.
+const STOP_WAIT: Duration = Duration::from_secs(10);
 pub(crate) const STEP: Duration = Duration::from_millis(1);
 
 /// What became of the shell.
@@ -105,6 +107,7 @@ pub async fn stop(shell: &mut Shell, scope: Scope<'_>, may_be_trapped: bool, cal
     shell.leaves_wait = false;
     let quiet = hazards.aliased_keywords;
     let (mut asked, mut waits) = (false, 0);
+    let give_up_at = Instant::now() + STOP_WAIT;
     let mut reason = GivenUp::NoPrompt;
     for attempt in 0..ATTEMPTS {
         let awaited = if asked { &nonce } else { call };
@@ -168,7 +171,7 @@ pub async fn stop(shell: &mut Shell, scope: Scope<'_>, may_be_trapped: bool, cal
             }
             Answer::Nothing => {
                 tracing::debug!(attempt, "The interrupted shell did not come back to its prompt");
-                if waits == WAITS {
+                if waits == WAITS || Instant::now() > give_up_at {
                     break;
                 }
             }

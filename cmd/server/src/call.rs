@@ -177,6 +177,8 @@ impl Runner {
         let began = Instant::now();
         let token = self.key.session_token(session.as_str());
         let mut backoff = Backoff::default();
+        // A pod that starts slowly has as long for what comes after its start.
+        let mut first_answer = None;
         loop {
             let ready = self
                 .startable(&allocated.sandbox, deadline)
@@ -204,7 +206,8 @@ impl Runner {
                     status: StatusCode::SERVICE_UNAVAILABLE,
                     message,
                 }) => {
-                    let patience = patience(allocated, &sandbox, &message, began, deadline);
+                    let since = *first_answer.get_or_insert_with(Instant::now);
+                    let patience = patience(allocated, &sandbox, &message, since, deadline);
                     if Instant::now() >= patience
                         && self.give_up_waiting(session, &sandbox, &message).await? == TakenOver::GivenUp
                     {
@@ -333,17 +336,17 @@ impl Runner {
     }
 }
 
-/// Until when a 503 is waited out.
-fn patience(allocated: &Allocated, sandbox: &Sandbox, message: &str, began: Instant, deadline: Instant) -> Instant {
+/// Until when a 503 is waited out that the sandbox has answered since then.
+fn patience(allocated: &Allocated, sandbox: &Sandbox, message: &str, since: Instant, deadline: Instant) -> Instant {
     if message.contains(wire::EGRESS_NOT_ENFORCED) {
         let settling = allocated.fresh || !sandbox.ready;
         if settling {
-            (began + POLICY_SETTLES).min(deadline)
+            (since + POLICY_SETTLES).min(deadline)
         } else {
-            began
+            since
         }
     } else if sandbox.claimed {
-        (began + OTHER_DECIDES).min(deadline)
+        (since + OTHER_DECIDES).min(deadline)
     } else {
         deadline
     }

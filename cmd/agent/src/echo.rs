@@ -2,16 +2,18 @@
 //! whatever the trap is made of (case 53).
 
 use std::borrow::Cow;
+use std::sync::Arc;
 
 use crate::script::{EXIT_TRAP_HEAD, WAIT_TRAP};
 
 /// Less than this of a text is not taken for one. Bash writes all of it at once.
 const LEAST: usize = EXIT_TRAP_HEAD.len();
 
-/// Keeps such a text back from the end of a stream until it is known to be bash's.
-#[derive(Debug, Default)]
+/// Keeps such a text back from the end of a stream until it is known to be bash's. Each call has its own, a clone of its
+/// shell's.
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Echo {
-    texts: Vec<Vec<u8>>,
+    texts: Arc<[Vec<u8>]>,
     held: Vec<u8>,
 }
 

@@ -12,6 +12,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Pid, pipe2, write};
 use tokio::time::{Instant, timeout_at};
 
+use crate::echo::Echo;
 use crate::guard;
 use crate::holder::{Holder, Slot};
 use crate::pipes::{Input, memory_file};
@@ -145,8 +146,8 @@ pub struct Shell {
     pub has_room: bool,
     /// The traps that it holds, where they can be seen.
     pub(crate) traps: Option<TrapTable>,
-    /// The EXIT trap by which it saves its state.
-    pub(crate) exit_trap: String,
+    /// What it may show of the agent's traps.
+    pub(crate) echo: Echo,
 }
 
 impl Shell {
@@ -225,7 +226,7 @@ impl Shell {
             leaves_wait: false,
             has_room: true,
             traps: None,
-            exit_trap,
+            echo: Echo::of(&exit_trap),
         };
         let nonce = Nonce::new();
         shell.write(&script::startup(
@@ -246,7 +247,7 @@ impl Shell {
             }
         }
         shell.before.code = 0;
-        shell.traps = TrapTable::find(pid, &shell.exit_trap);
+        shell.traps = TrapTable::find(pid, &exit_trap);
         if shell.traps.is_none() {
             tracing::debug!("The shell's memory does not tell its traps");
         }

@@ -338,7 +338,7 @@ impl Session {
         }
         let started = Instant::now();
         let deadline = started + Duration::from_secs(u64::from(seconds));
-        let mut echo = Echo::of(&shell.exit_trap);
+        let mut echo = shell.echo.clone();
         let running = Running {
             shell: &mut shell,
             pipes: &mut pipes,

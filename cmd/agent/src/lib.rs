@@ -17,6 +17,7 @@ pub mod handoff;
 pub mod holder;
 pub mod http;
 pub mod metrics;
+pub mod origin;
 pub(crate) mod outcome;
 pub(crate) mod patience;
 pub mod pipes;

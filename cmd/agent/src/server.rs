@@ -1,8 +1,6 @@
 //! Puts the parts together: listener, session, signals, egress check; and takes them down in order.
 
 use std::convert::Infallible;
-use std::ffi::OsString;
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
@@ -24,16 +22,14 @@ use crate::config::Settings;
 use crate::connections::{Place, Places, Side};
 use crate::crowd::Crowd;
 use crate::egress::{self, Egress, EgressTargets};
-use crate::handoff::OWN_VARIABLES;
 use crate::http::Endpoints;
 use crate::metrics::Metrics;
-use crate::processes;
+use crate::origin::Origin;
 use crate::queue::Queue;
 use crate::reaper::Reaper;
 use crate::session::{Session, SessionSettings};
-use crate::shell::{Origin, exported_function};
 use crate::signals::Signals;
-use crate::sys::{self, ResourceLimit};
+use crate::sys;
 
 /// How long a connection may be idle, or take to send the head of a request. The server tries one that was idle for 5 s before
 /// it trusts a command to it.
@@ -48,107 +44,19 @@ const SESSION_END: Duration = Duration::from_secs(5);
 /// One turn of the agent's on the processor: the least that the kernel grants.
 const TURN: Duration = Duration::from_micros(100);
 
-/// Variables of bash that would make it act on its own, or ask; and those of the agent.
-const NOT_PASSED_ON: [&str; 10] = [
-    "BASHOPTS",
-    "SHELLOPTS",
-    "POSIXLY_CORRECT",
-    "PROMPT_COMMAND",
-    "PS0",
-    "PS1",
-    "PS2",
-    "TMOUT",
-    "TIMEFORMAT",
-    "HISTFILE",
-];
-
-/// Builtins and keywords of bash. It would fall over functions of these names before it can be told anything.
-const OWN_NAMES: &str = ". : [ alias bg bind break builtin caller cd command compgen complete compopt continue declare dirs disown \
-    echo enable eval exec exit export false fc fg getopts hash help history jobs kill let local logout mapfile popd printf pushd \
-    pwd read readarray readonly return set shift shopt source suspend test times trap true type typeset ulimit umask unalias \
-    unset wait ! [[ ]] { } case coproc do done elif else esac fi for function if in select then time until while";
-
-/// What keeps programs from waiting for a human, where the image and the pod say nothing else.
-const DEFAULTS: [(&str, &str); 10] = [
-    ("PAGER", "cat"),
-    ("GIT_PAGER", "cat"),
-    ("MANPAGER", "cat"),
-    ("SYSTEMD_PAGER", "cat"),
-    ("GIT_TERMINAL_PROMPT", "0"),
-    ("EDITOR", "false"),
-    ("VISUAL", "false"),
-    ("DEBIAN_FRONTEND", "noninteractive"),
-    ("TERM", "dumb"),
-    ("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"),
-];
-
-/// The environment of bash: built from that of the agent, without anything of the agent's own.
-#[must_use]
-pub fn shell_environment<I: IntoIterator<Item = (OsString, OsString)>>(
-    inherited: I,
-    home: &Path,
-) -> Vec<(OsString, OsString)> {
-    let mut environment: Vec<(OsString, OsString)> = inherited
-        .into_iter()
-        .filter(|(name, _)| {
-            name.to_str().is_none_or(|name| {
-                name != "HOME"
-                    && !name.starts_with(OWN_VARIABLES)
-                    && !NOT_PASSED_ON.contains(&name)
-                    && exported_function(name)
-                        .is_none_or(|function| !OWN_NAMES.split_ascii_whitespace().any(|own| own == function))
-            })
-        })
-        .collect();
-    let has = |environment: &[(OsString, OsString)], name: &str| environment.iter().any(|(other, _)| other == name);
-    for (name, value) in DEFAULTS {
-        if !has(&environment, name) {
-            environment.push((name.into(), value.into()));
-        }
-    }
-    if !["LANG", "LC_ALL", "LC_CTYPE"]
-        .iter()
-        .any(|name| has(&environment, name))
-    {
-        environment.push(("LANG".into(), "C.UTF-8".into()));
-    }
-    environment.push(("HOME".into(), home.into()));
-    // Set but empty keeps bash from its own prompts.
-    environment.extend(["PS1", "PS2"].map(|name| (name.into(), OsString::new())));
-    environment
-}
-
 /// Serves until a signal ends it.
 ///
 /// # Errors
 ///
 /// When the port cannot be had, or the kernel refuses what the agent needs.
 pub fn serve(settings: Settings) -> anyhow::Result<()> {
-    let own = i32::try_from(std::process::id()).unwrap_or(0);
-    let origin = Origin {
-        environment: shell_environment(std::env::vars_os(), &settings.home),
-        directory: settings.home.to_string_lossy().into_owned(),
-        limits: leave_room_for_signals(sys::resource_limits(own)),
-        umask: processes::umask(own).unwrap_or(0o022),
-    };
+    let origin = Origin::of_agent(&settings.home);
     harden();
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .context("the runtime cannot be started")?;
     runtime.block_on(run(settings, origin))
-}
-
-/// The limits of commands: half as many waiting signals as the agent may have. Signals that wait are counted for each user,
-/// and beyond its limit a process gets them without their sender, as if they came from outside.
-fn leave_room_for_signals(mut limits: Vec<ResourceLimit>) -> Vec<ResourceLimit> {
-    for (resource, soft, hard) in &mut limits {
-        if *resource == sys::WAITING_SIGNALS {
-            *soft /= 2;
-            *hard = *soft;
-        }
-    }
-    limits
 }
 
 /// Makes this process what a sandbox cannot look into, and the one that its orphans come to.
@@ -298,68 +206,5 @@ async fn serve_connection(connection: TcpStream, place: Place, endpoints: Endpoi
     };
     if let Err(error) = ended {
         tracing::debug!(%error, "Connection ended");
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn environment(pairs: &[(&str, &str)]) -> Vec<(String, String)> {
-        let inherited = pairs
-            .iter()
-            .map(|(name, value)| (OsString::from(name), OsString::from(value)));
-        let text = |text: OsString| text.into_string().unwrap();
-        shell_environment(inherited, Path::new("/w"))
-            .into_iter()
-            .map(|(name, value)| (text(name), text(value)))
-            .collect()
-    }
-
-    #[test]
-    fn nothing_of_the_agents_own_is_passed_on() {
-        let names: Vec<String> = environment(&[
-            ("SANDBOX_AUTH_TOKEN", "t"),
-            ("SANDBOX_X", "y"),
-            ("TMOUT", "1"),
-            ("A", "b"),
-        ])
-        .into_iter()
-        .map(|(name, _)| name)
-        .collect();
-        assert!(names.contains(&"A".to_owned()));
-        assert!(
-            !names.iter().any(|name| name.starts_with("SANDBOX_") || name == "TMOUT"),
-            "{names:?}"
-        );
-    }
-
-    #[test]
-    fn functions_are_passed_on_unless_called_like_what_bash_has() {
-        let own = ["BASH_FUNC_.%%", "BASH_FUNC_[[%%", "BASH_FUNC_declare%%"];
-        let users = ["BASH_FUNC_ll%%", "BASH_FUNC_cd", "BASH_FUNC_"];
-        let pairs: Vec<_> = own.iter().chain(&users).map(|name| (*name, "() { :; }")).collect();
-        let found = environment(&pairs);
-        let passed = found
-            .iter()
-            .map(|(name, _)| name.as_str())
-            .filter(|name| name.starts_with("BASH_FUNC_"));
-        assert_eq!(passed.collect::<Vec<_>>(), users);
-    }
-
-    #[test]
-    fn the_users_own_values_win() {
-        let environment = environment(&[("PAGER", "less"), ("LC_ALL", "de_DE.UTF-8")]);
-        let value = |name: &str| {
-            environment
-                .iter()
-                .filter(|(other, _)| other == name)
-                .map(|(_, value)| value.as_str())
-                .collect::<Vec<_>>()
-        };
-        assert_eq!(value("PAGER"), ["less"]);
-        assert_eq!(value("GIT_PAGER"), ["cat"]);
-        assert!(value("LANG").is_empty());
-        assert_eq!(value("HOME"), ["/w"]);
     }
 }

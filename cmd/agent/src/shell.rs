@@ -1,6 +1,5 @@
 //! One bash process and the private channels to it.
 
-use std::ffi::OsString;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -15,12 +14,13 @@ use tokio::time::{Instant, timeout_at};
 use crate::echo::Echo;
 use crate::guard;
 use crate::holder::{Holder, Slot};
+use crate::origin::Origin;
 use crate::pipes::{Input, memory_file};
 use crate::processes::{self, Process};
 use crate::reaper::{Exit, ExitCode, Reaper};
 use crate::script::{self, Before, Channel, Dialect, Hazards, Nonce, Status};
 use crate::snapshot::{self, PRINT_STATE, Snapshot};
-use crate::sys::{self, BashSpawn, ResourceLimit};
+use crate::sys::{self, BashSpawn};
 use crate::trap_table::TrapTable;
 
 /// No terminal, no start-up files, no history expansion; interactive, so that SIGINT ends a list and not the shell.
@@ -33,36 +33,6 @@ const PROMPT_LOOK: Duration = Duration::from_millis(25);
 const MAX_NOISE: usize = 256 << 10;
 /// How much more likely the kernel ends the sandbox's processes than the agent when memory runs out (case 48).
 const OOM_SCORE_STEP: i32 = 200;
-
-/// What every bash of this agent is started with.
-#[derive(Clone, Debug)]
-pub struct Origin {
-    /// Its environment.
-    pub environment: Vec<(OsString, OsString)>,
-    /// Its first working directory.
-    pub directory: String,
-    /// The limits that the agent itself was started with.
-    pub limits: Vec<ResourceLimit>,
-    /// The mask that the agent itself was started with.
-    pub umask: u32,
-}
-
-impl Origin {
-    /// The environment of a bash that gets this state. Among its functions are those that the first bash found there: what has
-    /// become of them holds.
-    fn environment_with(&self, state: Option<&Snapshot>) -> Vec<(OsString, OsString)> {
-        let is_function = |name: &OsString| name.to_str().and_then(exported_function).is_some();
-        let mut environment = self.environment.clone();
-        environment.retain(|(name, _)| state.is_none() || !is_function(name));
-        environment
-    }
-}
-
-/// The function that a variable holds for every bash that is started with it.
-#[must_use]
-pub fn exported_function(variable: &str) -> Option<&str> {
-    variable.strip_prefix("BASH_FUNC_")?.strip_suffix("%%")
-}
 
 /// Why there is no shell.
 #[derive(Debug, thiserror::Error)]

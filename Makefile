@@ -149,6 +149,11 @@ test-unit: ## Run unit and component tests: real bash, real TLS, no cluster
 	$(CARGO) test --locked --workspace --lib --bins --examples \
 	  $(addprefix --test=,$(or $(UNIT_TESTS),$(error cargo metadata names no tests))) --no-fail-fast
 
+# Built apart, so that what is instrumented and what is not do not replace each other.
+.PHONY: coverage
+coverage: ## Measure what the unit and component tests run: a table here, lines under TARGET_DIR/coverage/html (fetches cargo-llvm-cov)
+	hack/coverage $(TARGET_DIR)/coverage
+
 .PHONY: test-agent-bash
 test-agent-bash: ## Run the agent's tests with bash 5.1, 5.2 and 5.3 (fetches them, pinned, with apt)
 	@set -e; for bash in $$(cmd/agent/tests/fetch-bash $(TARGET_DIR)/bash); do echo "== $$bash"; \

@@ -386,3 +386,33 @@ fn is_hopeless(reason: &str) -> bool {
     ];
     HOPELESS.iter().any(|hopeless| reason.starts_with(hopeless))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::fixtures::pod;
+
+    #[test]
+    fn an_open_network_has_its_time_from_the_first_answer_of_a_sandbox_that_is_new() {
+        let began = Instant::now();
+        let deadline = began + START_LIMIT;
+        // A pod that took longer to start than a policy may take to settle.
+        let answered = began + POLICY_SETTLES * 3;
+        let until = |fresh, claimed, ready, since| {
+            let mut sandbox = Sandbox::from_pod(&pod("a", "1", 1, Some("s"))).unwrap();
+            (sandbox.claimed, sandbox.ready) = (claimed, ready);
+            let sandbox = Arc::new(sandbox);
+            let allocated = Allocated {
+                sandbox: sandbox.clone(),
+                fresh,
+            };
+            patience(&allocated, &sandbox, "EgressNotEnforced: it is open", since, deadline)
+        };
+        for (fresh, ready) in [(true, true), (true, false), (false, false)] {
+            assert_eq!(until(fresh, false, ready, answered), answered + POLICY_SETTLES);
+        }
+        assert_eq!(until(true, true, true, answered), answered + POLICY_SETTLES);
+        assert_eq!(until(true, false, true, deadline), deadline);
+        assert_eq!(until(false, false, true, answered), answered, "one that was closed before");
+    }
+}

@@ -142,6 +142,8 @@ impl Setup {
             .env("HOME", self.home.as_deref().unwrap_or(home.path()))
             .env("SANDBOX_LISTEN", address.to_string())
             .env("RUST_LOG", "info")
+            // Where `make coverage` has an instrumented agent write its counters.
+            .envs(std::env::var_os("LLVM_PROFILE_FILE").map(|file| ("LLVM_PROFILE_FILE", file)))
             .envs(self.environment)
             .stdin(Stdio::null())
             .stdout(Stdio::piped())

@@ -1,9 +1,14 @@
 //! Section E: what a timed-out call has made of the shell and its children that no process table tells.
 
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::Command;
+
 use serde_json::json;
 
 use crate::harness::http::receive;
-use crate::harness::{Agent, installed};
+use crate::harness::{Agent, Setup, installed, path};
 
 /// Whatever wakes the call's processes wakes one that says so; an interrupt ends it before it could.
 #[test]
@@ -100,4 +105,51 @@ fn case_073_what_only_might_have_set_a_trap_costs_no_shell() {
         assert_eq!((result.stdout, result.session_reset), (bash.clone(), None), "{command}");
     }
     assert!(!agent.home.path().join("after").exists());
+}
+
+/// A `PATH` whose `bash` is run by the dynamic loader: the program of its process is the loader, so that its memory does not tell
+/// where it keeps its traps. None, visibly, where the bash is static.
+fn path_of_a_bash_that_does_not_tell(folder: &Path) -> Option<String> {
+    let loader = "/lib64/ld-linux-x86-64.so.2";
+    let path = path().into_string().unwrap();
+    let bash = path.split(':').map(|folder| Path::new(folder).join("bash"));
+    let bash = bash.into_iter().find(|bash| bash.exists()).unwrap();
+    let tried = Command::new(loader).arg(&bash).args(["-c", "true"]).output();
+    if !tried.is_ok_and(|tried| tried.status.success()) {
+        eprintln!("SKIPPED: {} is not run by {loader}", bash.display());
+        return None;
+    }
+    let script = format!("#!/bin/sh\nexec {loader} {} \"$@\"\n", bash.display());
+    std::fs::write(folder.join("bash"), script).unwrap();
+    std::fs::set_permissions(folder.join("bash"), Permissions::from_mode(0o755)).unwrap();
+    Some(format!("{}:{path}", folder.display()))
+}
+
+/// As where the node forbids to look: the text of the commands decides.
+#[test]
+fn case_072_no_trap_runs_a_list_on_where_the_shell_does_not_tell_its_traps() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(path) = path_of_a_bash_that_does_not_tell(folder.path()) else {
+        return;
+    };
+    let agent = Setup::new().env("PATH", &path).start();
+    agent.out("x=1");
+    assert_eq!(agent.run_for(1, "x=2; sleep 99").exit_code, 124);
+    let result = agent.run("echo $x");
+    assert_eq!((result.stdout.as_str(), result.session_reset), ("2\n", None));
+
+    for (number, setting) in [
+        "trap 'touch ~/after' INT",
+        "set=trap; $set 'touch ~/after' INT",
+        "trap 'touch ~/after' EXIT; trap '' INT",
+        "trap 'touch ~/after' VTALRM; trap '' INT",
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let command = format!("x={number}; {setting}; sleep 99; touch ~/after");
+        assert_eq!(agent.run_for(1, &command).exit_code, 124, "{command}");
+        assert!(agent.run("true").session_reset.is_some(), "{command}");
+        assert!(!agent.home.path().join("after").exists(), "{command}");
+    }
 }

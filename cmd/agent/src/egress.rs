@@ -232,6 +232,31 @@ mod tests {
         assert!(egress.refusal().unwrap().contains("succeeded"));
     }
 
+    /// A listener with its queue full answers nobody, until one is taken out.
+    #[tokio::test]
+    async fn an_answer_after_the_silence_was_taken_for_closed_closes_the_agent() {
+        let control = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let target = tokio::net::TcpSocket::new_v4().unwrap();
+        target.bind(([127, 0, 0, 1], 0).into()).unwrap();
+        let target = target.listen(0).unwrap();
+        let address = target.local_addr().unwrap();
+        let filling = TcpStream::connect(address).await.unwrap();
+        let egress = Egress::required();
+        let targets = EgressTargets {
+            target: address,
+            control: control.local_addr().unwrap(),
+        };
+        let opened = async {
+            while egress.refusal().is_some() {
+                sleep(Duration::from_millis(1)).await;
+            }
+            target.accept().await.unwrap()
+        };
+        let (_accepted, ()) = tokio::join!(opened, check(&egress, targets));
+        assert!(egress.refusal().unwrap().contains("succeeded"));
+        drop(filling);
+    }
+
     #[tokio::test]
     async fn without_a_control_nothing_is_proven() {
         let egress = Egress::required();

@@ -413,6 +413,10 @@ mod tests {
         }
         assert_eq!(until(true, true, true, answered), answered + POLICY_SETTLES);
         assert_eq!(until(true, false, true, deadline), deadline);
-        assert_eq!(until(false, false, true, answered), answered, "one that was closed before");
+        assert_eq!(
+            until(false, false, true, answered),
+            answered,
+            "one that was closed before"
+        );
     }
 }

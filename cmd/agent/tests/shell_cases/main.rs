@@ -21,5 +21,6 @@ mod d_state;
 mod e_interrupts;
 mod e_processes;
 mod f_humans;
+mod g_egress;
 mod g_service;
 mod h_wire;

@@ -1,0 +1,66 @@
+//! Section G: what an agent does that must prove its network closed (contract, section 8).
+
+use std::net::TcpListener;
+
+use serde_json::json;
+
+use crate::harness::{Agent, Setup, TOKEN, until};
+
+fn listener() -> (TcpListener, String) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    (listener, address)
+}
+
+fn start(target: &str, control: &str) -> Agent {
+    Setup::new()
+        .env("SANDBOX_EGRESS_CHECK", "Required")
+        .env("SANDBOX_EGRESS_TARGET", target)
+        .env("SANDBOX_EGRESS_CONTROL", control)
+        .start_unready()
+}
+
+fn health(agent: &Agent) -> (u16, String) {
+    let answer = agent.request("GET", "/health", &[], b"");
+    (answer.status, String::from_utf8(answer.body).unwrap())
+}
+
+#[test]
+fn an_open_network_takes_no_command() {
+    let (open, target) = listener();
+    let (_control, control) = listener();
+    let agent = start(&target, &control);
+    until("the open network is seen", || health(&agent).1.contains("succeeded"));
+
+    let (status, reason) = health(&agent);
+    assert_eq!(status, 503, "{reason}");
+    assert!(
+        reason.contains("EgressNotEnforced") && reason.contains(&target),
+        "{reason}"
+    );
+    let answer = agent.post("/exec", TOKEN, &json!({"command": "touch ~/ran"}));
+    assert_eq!(answer.status, 503);
+    assert!(
+        answer.json()["error"]
+            .as_str()
+            .unwrap()
+            .starts_with("EgressNotEnforced: ")
+    );
+    assert!(!agent.home.path().join("ran").exists());
+
+    // Once it is closed the agent notices by itself.
+    drop(open);
+    until("the closed network is seen", || health(&agent).0 == 200);
+    assert_eq!(agent.out("echo $((6 * 7))"), "42\n");
+}
+
+#[test]
+fn a_network_in_which_the_control_fails_too_takes_no_command() {
+    let (refusing, control) = listener();
+    drop(refusing);
+    let agent = start("127.0.0.1:1", &control);
+    until("the failed control is seen", || health(&agent).1.contains(&control));
+    assert_eq!(health(&agent).0, 503);
+    let answer = agent.post("/exec", TOKEN, &json!({"command": "true"}));
+    assert_eq!(answer.status, 503);
+}

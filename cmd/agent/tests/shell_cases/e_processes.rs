@@ -283,28 +283,6 @@ fn a_timeout_of_a_flood_and_of_a_fork_storm_comes_in_time() {
 }
 
 #[test]
-fn no_trap_that_a_call_sets_by_other_means_runs_its_list_on() {
-    for setting in [
-        "f",
-        "eval \"$T\"; sleep 99; touch ~/after",
-        ". ~/s",
-        "builtin trap 'echo caught' INT; sleep 99; touch ~/after",
-        "a",
-    ] {
-        let agent = Agent::start();
-        agent.out(
-            "T=\"trap 'echo caught' INT\"; f() { trap 'echo caught' INT; sleep 99; touch ~/after; }; alias a=f; \
-             echo \"$T; sleep 99; touch ~/after\" >~/s",
-        );
-        let result = agent.run_for(1, setting);
-        assert_eq!((result.exit_code, result.stdout.as_str()), (124, ""), "{setting}");
-        agent.until_quiet();
-        assert_eq!(agent.run("ls ~/after 2>/dev/null").stdout, "", "{setting}");
-        assert_eq!(agent.run("echo $T").stdout, "trap 'echo caught' INT\n", "{setting}");
-    }
-}
-
-#[test]
 fn too_many_processes_are_ended_before_they_fill_the_sandbox() {
     let Some(setup) = Setup::contained() else {
         return;
@@ -338,69 +316,6 @@ fn too_many_processes_are_ended_before_they_fill_the_sandbox() {
     // As many as may be are let be.
     let result = agent.run("for i in {1..100}; do sleep 0.5 & done; wait; echo all");
     assert_eq!((result.stdout.as_str(), result.session_reset), ("all\n", None));
-}
-
-/// Nothing that the shell holds may set a trap: only the command does.
-#[test]
-fn no_trap_that_a_command_hides_runs_its_list_on() {
-    for setting in [
-        "t\\rap 'echo caught' INT; sleep 99; touch ~/after",
-        "t'rap' 'echo caught' INT; sleep 99; touch ~/after",
-        "FOO=1 . ~/s",
-        "s=source; $s ~/s",
-        ">/dev/null . ~/s",
-    ] {
-        let agent = Agent::start();
-        agent.out("echo \"trap 'echo caught' INT; sleep 99; touch ~/after\" >~/s; K=1");
-        let result = agent.run_for(1, setting);
-        assert_eq!((result.exit_code, result.stdout.as_str()), (124, ""), "{setting}");
-        agent.until_quiet();
-        assert!(!agent.home.path().join("after").exists(), "{setting}");
-        assert_eq!(agent.out("echo $K"), "1\n", "{setting}");
-    }
-}
-
-/// The trap is not on record: the state that has it is too large.
-#[test]
-fn no_trap_of_a_state_that_is_not_on_record_runs_a_list_on() {
-    let agent = Agent::start();
-    agent.out("X=$(head -c 9000000 /dev/zero | tr '\\0' a)");
-    // Nothing that has run since may have set one.
-    let bash = agent.out("echo $$");
-    assert_eq!(agent.run_for(1, "sleep 99; touch ~/after").exit_code, 124);
-    assert_eq!(agent.out("echo $$"), bash);
-    agent.out("trap 'echo caught' INT");
-    let result = agent.run_for(1, "sleep 99; touch ~/after");
-    assert_eq!((result.exit_code, result.stdout.as_str()), (124, ""));
-    agent.until_quiet();
-    assert!(!agent.home.path().join("after").exists());
-}
-
-#[test]
-fn nothing_runs_on_after_a_child_that_ignores_interrupts_or_was_stopped() {
-    let agent = Agent::start();
-    for command in [
-        "env --ignore-signal=INT sleep 99; touch ~/after",
-        "env --ignore-signal=INT --ignore-signal=QUIT sleep 99 </dev/null; touch ~/after",
-        "f() { env --ignore-signal=INT sleep 99; touch ~/after; }; f; touch ~/after",
-        "while :; do env --ignore-signal=INT sleep 99; touch ~/after; done",
-        "sleep 99 & env --ignore-signal=INT sleep 99; touch ~/after",
-        "sleep 99 | env --ignore-signal=INT sleep 99; touch ~/after",
-        "env --ignore-signal=INT sleep 99 | sleep 99; touch ~/after",
-        "x=$(env --ignore-signal=INT sleep 99); touch ~/after",
-        "set -m; env --ignore-signal=INT sleep 99; touch ~/after",
-        "set -m; sleep 99 & env --ignore-signal=INT sleep 99; touch ~/after",
-        "(kill -STOP $BASHPID); touch ~/after",
-        "(kill -STOP $BASHPID; touch ~/after); touch ~/after",
-        "sleep 0.2 & kill -STOP $$; touch ~/after",
-    ] {
-        agent.out("cd; X=0");
-        let result = agent.run_for(1, &format!("cd /usr; X=1; {command}"));
-        assert_eq!(result.exit_code, 124, "{command}");
-        agent.until_quiet();
-        assert!(!agent.home.path().join("after").exists(), "{command}");
-        assert_eq!(agent.run("echo $PWD $X; set +m").stdout, "/usr 1\n", "{command}");
-    }
 }
 
 /// Those without job control ignore interrupts too, and nothing waits for them.

@@ -18,6 +18,7 @@ mod catalogue;
 mod d_descriptors;
 mod d_restored;
 mod d_state;
+mod d_traces;
 mod e_interrupts;
 mod e_processes;
 mod f_humans;

@@ -12,6 +12,8 @@ mod server;
 mod service;
 mod service_account;
 
+use std::net::IpAddr;
+
 use cli_mcp_api::labels::{self, Component};
 use cli_mcp_api::names;
 use k8s_openapi::api::apps::v1::Deployment;
@@ -113,6 +115,8 @@ pub struct Child {
     pub reference: ChildRef,
     /// The object, with apiVersion and kind.
     pub object: DynamicObject,
+    /// The cluster IP that it asks for when it is made. Never compared: it cannot be changed later.
+    pub address: Option<IpAddr>,
 }
 
 /// Everything that an instance should have.
@@ -146,6 +150,7 @@ pub fn build(validated: &Validated) -> Result<Children, serde_json::Error> {
     }
     children.add(ChildKind::Service, service::server(validated))?;
     children.add(ChildKind::Service, service::proxy(validated))?;
+    children.last_asks_for(validated.awaited_proxy);
     if let Some(config) = &validated.proxy_config {
         children.add(ChildKind::ConfigMap, config_map::proxy(validated, config))?;
     }
@@ -191,8 +196,15 @@ impl Collector<'_> {
         self.children.apply.push(Child {
             reference: ChildRef { kind, name },
             object,
+            address: None,
         });
         Ok(())
+    }
+
+    fn last_asks_for(&mut self, address: Option<IpAddr>) {
+        if let Some(child) = self.children.apply.last_mut() {
+            child.address = address;
+        }
     }
 
     fn remove(&mut self, kind: ChildKind, name: String) {

@@ -1,12 +1,13 @@
 //! Everything that a reconcile reads, read once: caches, and the Secrets' contents when their version changed.
 
 use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use cli_mcp_api::labels::{self, Component};
 use cli_mcp_api::names;
 use cli_mcp_api::v1alpha1::CliMcpInstance;
-use cli_mcp_sandbox::pod::is_owned_by;
+use cli_mcp_sandbox::pod::{egress_control, is_owned_by};
 use k8s_openapi::api::core::v1::{Pod, Secret};
 use kube::api::DynamicObject;
 use kube::runtime::reflector::ObjectRef;
@@ -78,6 +79,8 @@ pub struct Observed {
     pub unread: Vec<Unread>,
     /// `address:port` of the proxy's Service, once it has one.
     pub proxy_address: Option<String>,
+    /// Where sandboxes look for the proxy while its Service is gone.
+    pub awaited_proxy: Option<IpAddr>,
     /// Whether a proxy pod is ready behind its Service.
     pub proxy_ready: bool,
     /// Children as they are.
@@ -139,19 +142,26 @@ pub async fn dereference(context: &Context, caches: &Caches, instance: &CliMcpIn
         };
         pods.iter().filter(is_of).cloned().collect()
     };
+    let sandboxes: Vec<Arc<Pod>> = of(Component::Sandbox, &|pod| is_owned_by(pod, &uid));
+    let proxy_address = proxy_address(&children, &name);
+    let awaited_proxy = match proxy_address {
+        Some(_) => None,
+        None => awaited_proxy(context, &namespace, &sandboxes).await?,
+    };
     Ok(Observed {
         kubeconfig,
         tls,
         ca,
         hmac,
         unread,
-        proxy_address: proxy_address(&children, &name),
+        proxy_address,
+        awaited_proxy,
         proxy_ready: proxy_ready(caches, &namespace, &name),
         server_pods: of(Component::Server, &|pod| {
             is_pod_of_deployment(pod, &names::server(&name))
         }),
         proxy_pods: of(Component::Proxy, &|pod| is_pod_of_deployment(pod, &names::proxy(&name))),
-        sandboxes: of(Component::Sandbox, &|pod| is_owned_by(pod, &uid)),
+        sandboxes,
         children,
     })
 }
@@ -234,9 +244,29 @@ fn proxy_address(children: &BTreeMap<ChildRef, Arc<DynamicObject>>, instance: &s
     let address = service.data.pointer("/spec/clusterIP")?.as_str()?;
     let port = names::PROXY_PORT;
     match address.parse().ok()? {
-        std::net::IpAddr::V4(address) => Some(format!("{address}:{port}")),
-        std::net::IpAddr::V6(address) => Some(format!("[{address}]:{port}")),
+        IpAddr::V4(address) => Some(format!("{address}:{port}")),
+        IpAddr::V6(address) => Some(format!("[{address}]:{port}")),
     }
+}
+
+/// Where the newest sandbox that looks for the proxy by its address does: an agent keeps the one that it was started with. The
+/// caches hold pods without their spec, and a Service is seldom missing.
+async fn awaited_proxy(context: &Context, namespace: &str, sandboxes: &[Arc<Pod>]) -> Result<Option<IpAddr>> {
+    let api: Api<Pod> = Api::namespaced(context.client.clone(), namespace);
+    let mut newest_first: Vec<&Arc<Pod>> = sandboxes.iter().collect();
+    newest_first.sort_by_key(|pod| std::cmp::Reverse(pod.creation_timestamp()));
+    for sandbox in newest_first {
+        let name = sandbox.name_any();
+        let read = api.get_opt(&name).await.map_err(|error| Error::Api {
+            action: format!("read pod {namespace}/{name}"),
+            source: Arc::new(error),
+        })?;
+        let control = read.as_ref().and_then(egress_control);
+        if let Some(address) = control.and_then(|control| control.parse::<SocketAddr>().ok()) {
+            return Ok(Some(address.ip()));
+        }
+    }
+    Ok(None)
 }
 
 /// The gate of contract, section 8: the proxy's EndpointSlice has a ready address.

@@ -41,6 +41,8 @@ struct State {
     hidden: Option<String>,
     /// What is made again by somebody when it is applied.
     made_again: Option<String>,
+    /// The cluster IP that another Service has.
+    taken: Option<String>,
 }
 
 type Answer = (StatusCode, Value);
@@ -112,6 +114,11 @@ impl FakeServer {
     /// Lets a webhook refuse this write, as `METHOD path`.
     pub(crate) fn refuse(&self, write: &str) {
         self.0.lock().unwrap().refused = Some(write.to_owned());
+    }
+
+    /// Lets another Service have this cluster IP.
+    pub(crate) fn take_address(&self, address: &str) {
+        self.0.lock().unwrap().taken = Some(address.to_owned());
     }
 
     /// Lets the read of an object fail, or no read any more.
@@ -292,6 +299,10 @@ impl State {
         let path = format!("{path}/{}", object["metadata"]["name"].as_str().unwrap());
         if self.objects.contains_key(&path) {
             return status(StatusCode::CONFLICT, "AlreadyExists", &path);
+        }
+        if self.taken.is_some() && self.taken.as_deref() == object["spec"]["clusterIP"].as_str() {
+            let message = "spec.clusterIPs: Invalid value: failed to allocate IP: provided IP is already allocated";
+            return status(StatusCode::UNPROCESSABLE_ENTITY, "Invalid", message);
         }
         self.applied.insert(path.clone(), object.clone());
         object["metadata"]["managedFields"] = json!([entry("Update")]);

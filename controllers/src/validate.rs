@@ -2,6 +2,8 @@
 
 mod secrets;
 
+use std::net::IpAddr;
+
 use cli_mcp_api::conditions::reasons;
 use cli_mcp_api::duration::GoDuration;
 use cli_mcp_api::names;
@@ -65,6 +67,8 @@ pub struct Validated {
     pub proxy_config: Option<ProxyConfig>,
     /// What sandboxes are built from, when all of it is known.
     pub template: Option<SandboxTemplate>,
+    /// Where sandboxes look for the proxy while its Service is gone.
+    pub awaited_proxy: Option<IpAddr>,
     /// The key that tokens are derived from.
     pub hmac_key: Option<HmacKey>,
     /// Changes with the HMAC key, and tells nothing of it.
@@ -286,6 +290,7 @@ pub fn validate(instance: &CliMcpInstance, observed: &Observed, settings: &Setti
         kubeconfig_secret,
         proxy_config,
         template,
+        awaited_proxy: observed.awaited_proxy,
         hmac_key,
         hmac_hash,
         mounts_hash,

@@ -135,22 +135,38 @@ fn child_differs(kind: ChildKind, desired: &Value, live: &DynamicObject) -> Resu
     Ok(more || widened || touched || differs(desired, &live))
 }
 
-/// Makes a child that was not there. An apply would take over what somebody made under its name since we looked.
+/// Makes a child that was not there. An apply would take over what somebody made under its name since we looked. A Service gets
+/// the address back that its clients know, unless another one has it by now.
 async fn create(api: &Api<DynamicObject>, child: &Child) -> Result<DynamicObject, Failure> {
-    api.create(&parameters(), &child.object)
-        .await
-        .map_err(|error| match error {
-            kube::Error::Api(status) if status.is_already_exists() => Failure {
-                message: format!(
-                    "{} was made by somebody else meanwhile and is looked at again",
-                    child.reference
-                ),
-                transient: true,
-                // Until it is known: nothing is granted to it, or through it.
-                foreign: true,
-            },
-            error => refused(&child.reference, &error),
-        })
+    let mut made = None;
+    if let Some(address) = child.address {
+        let mut object = child.object.clone();
+        object.data["spec"]["clusterIP"] = Value::from(address.to_string());
+        made = match api.create(&parameters(), &object).await {
+            Err(kube::Error::Api(status)) if status.is_invalid() => {
+                let (child, reason) = (&child.reference, &status.message);
+                tracing::warn!(%child, %address, reason, "A child does not get its address back: those who know it do not find it");
+                None
+            }
+            other => Some(other),
+        };
+    }
+    let made = match made {
+        Some(made) => made,
+        None => api.create(&parameters(), &child.object).await,
+    };
+    made.map_err(|error| match error {
+        kube::Error::Api(status) if status.is_already_exists() => Failure {
+            message: format!(
+                "{} was made by somebody else meanwhile and is looked at again",
+                child.reference
+            ),
+            transient: true,
+            // Until it is known: nothing is granted to it, or through it.
+            foreign: true,
+        },
+        error => refused(&child.reference, &error),
+    })
 }
 
 /// Lets apply take away again what was set when the object was made: what a manager has set otherwise, its apply keeps

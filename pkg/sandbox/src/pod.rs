@@ -23,6 +23,7 @@ use crate::wire::AGENT_PORT;
 pub const CONTAINER: &str = "sandbox";
 
 const CONFIG_DIR: &str = "/config";
+const EGRESS_CONTROL: &str = "SANDBOX_EGRESS_CONTROL";
 const WORKSPACE: &str = "/workspace";
 const DEFAULT_CPU_REQUEST: &str = "100m";
 const DEFAULT_CPU_LIMIT: &str = "500m";
@@ -193,6 +194,17 @@ pub fn is_owned_by(pod: &Pod, uid: &str) -> bool {
     owners.iter().any(|owner| owner.uid == uid)
 }
 
+/// `address:port` at which the agent of a sandbox looks for the proxy, to prove its network closed.
+#[must_use]
+pub fn egress_control(sandbox: &Pod) -> Option<&str> {
+    let containers = &sandbox.spec.as_ref()?.containers;
+    let mut variables = containers.iter().flat_map(|container| container.env.iter().flatten());
+    variables
+        .find(|variable| variable.name == EGRESS_CONTROL)?
+        .value
+        .as_deref()
+}
+
 impl SandboxTemplate {
     /// Hash of the template, for the `spec-hash` annotation: 16 hexadecimal digits.
     #[must_use]
@@ -328,7 +340,7 @@ impl SandboxTemplate {
             set("SANDBOX_EGRESS_TARGET", target);
         }
         if let Some(control) = &self.egress.control {
-            set("SANDBOX_EGRESS_CONTROL", control);
+            set(EGRESS_CONTROL, control);
         }
         env
     }

@@ -15,7 +15,7 @@ use tokio_rustls::server::TlsStream;
 use tokio_rustls::{LazyConfigAcceptor, StartHandshake};
 
 use crate::dial::DialError;
-use crate::head::{Framing, Head, find_end};
+use crate::head::{Framing, Head, HeadError, find_end};
 use crate::large_heads::LARGE_HEAD;
 use crate::metrics::Open;
 use crate::proxy::{Entry, Shared};
@@ -65,13 +65,13 @@ pub fn parse_connect(raw: &[u8]) -> Result<Authority, (Refusal, String)> {
     };
     let head = match Head::parse(raw.to_vec()) {
         Ok(head) => head,
-        Err(error) => return refuse(400, error.to_string(), target),
+        Err(error) => return refuse(error.status(), error.to_string(), target),
     };
     match head.request_framing() {
         Ok(Framing::Empty | Framing::Length(0)) if head.values("host").count() <= 1 => Ok(authority),
         Ok(Framing::Empty | Framing::Length(0)) => refuse(400, "more than one Host header".into(), target),
         Ok(_) => refuse(400, "a CONNECT request has no body".into(), target),
-        Err(error) => refuse(400, error.to_string(), target),
+        Err(error) => refuse(error.status(), error.to_string(), target),
     }
 }
 
@@ -237,6 +237,7 @@ async fn read_head(
 ) -> Option<(Result<Authority, (Refusal, String)>, Vec<u8>)> {
     const LONGEST: usize = 64 * 1024;
     let refuse = |status, message: String| Some((Err((Refusal::new(status, message), String::new())), Vec::new()));
+    let malformed = |error: HeadError| refuse(error.status(), error.to_string());
     let deadline = Instant::now() + shared.timeouts.handshake;
     let mut buffer = Vec::with_capacity(1024);
     let mut scanned = 0;
@@ -244,9 +245,13 @@ async fn read_head(
     loop {
         let end = match find_end(&buffer, scanned) {
             Ok(end) => end,
-            Err(error) => return refuse(400, error.to_string()),
+            Err(error) => return malformed(error),
         };
-        if place.is_none() && end.unwrap_or(buffer.len()) > LARGE_HEAD {
+        let length = end.unwrap_or(buffer.len());
+        if length > LONGEST {
+            return malformed(HeadError::TooLarge);
+        }
+        if place.is_none() && length > LARGE_HEAD {
             match shared.large_heads.take(client, deadline).await {
                 Ok(taken) => place = Some(taken),
                 Err(crowded) => return refuse(503, crowded.to_string()),
@@ -255,9 +260,6 @@ async fn read_head(
         if let Some(end) = end {
             let ahead = buffer.split_off(end);
             return Some((parse_connect(&buffer), ahead));
-        }
-        if buffer.len() >= LONGEST {
-            return refuse(400, "the header section is too large".into());
         }
         scanned = buffer.len();
         match timeout_at(deadline, tcp.read_buf(&mut buffer)).await {
@@ -360,8 +362,30 @@ mod tests {
             ("CONNECT api:443 HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n", 400),
             ("CONNECT api:443 HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n", 400),
             ("CONNECT api:443 HTTP/1.1\r\n folded\r\n\r\n", 400),
+            (
+                "CONNECT api:443 HTTP/1.1\r\nContent-Length: 0\r\nContent-Length: 0\r\n\r\n",
+                400,
+            ),
         ] {
             assert_eq!(parse(head), Err(status), "{head:?}");
         }
+        let fields = "X: y\r\n".repeat(257);
+        assert_eq!(parse(&format!("CONNECT api:443 HTTP/1.1\r\n{fields}\r\n")), Err(431));
+    }
+
+    #[test]
+    fn what_is_refused_is_shown_without_user_information() {
+        let shown = |head: &str| parse_connect(head.as_bytes()).unwrap_err();
+        for head in [
+            "CONNECT u:hunter2@api:443 HTTP/1.1\r\n\r\n",
+            "CONNECT https://u:hunter2@api:443/x HTTP/1.1\r\n\r\n",
+            "GET http://u:hunter2@api:443/x?token=hunter2 HTTP/1.1\r\n\r\n",
+        ] {
+            let (refusal, target) = shown(head);
+            assert_eq!(target, "api:443", "{head:?}");
+            assert!(!refusal.message.contains("hunter2"), "{}", refusal.message);
+        }
+        let (_, target) = shown(&format!("CONNECT {}:443 HTTP/1.1\r\n\r\n", "a".repeat(10_000)));
+        assert_eq!(target.len(), 300);
     }
 }

@@ -230,11 +230,86 @@ impl Dialer {
             .and_then(|inner| inner.downcast_ref::<rustls::Error>())
             .map_or_else(
                 || format!("the TLS handshake failed: {error}"),
-                |error| tls::explain(error, &name),
+                |error| tls::explain(error, &name, self.rule == AddressRule::Kubernetes),
             );
         DialError::Untrusted {
             authority: self.authority.clone(),
             why,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::net::{TcpListener, TcpSocket};
+
+    use super::*;
+
+    /// Answers with these addresses, or never.
+    struct Fixed(Option<Vec<IpAddr>>);
+
+    impl Resolve for Fixed {
+        fn lookup<'a>(&'a self, _: &'a str) -> Pin<Box<dyn Future<Output = io::Result<Vec<IpAddr>>> + Send + 'a>> {
+            Box::pin(async {
+                match &self.0 {
+                    Some(addresses) => Ok(addresses.clone()),
+                    None => std::future::pending().await,
+                }
+            })
+        }
+    }
+
+    fn dialer(addresses: Option<Vec<IpAddr>>) -> Dialer {
+        let public = tls::public_roots(None).unwrap();
+        Dialer {
+            authority: Authority::parse("api.test:443").unwrap(),
+            rule: AddressRule::Kubernetes,
+            resolver: Arc::new(Fixed(addresses)),
+            tls: Arc::new(tls::allowlist(&public).unwrap()),
+            server_name: "api.test".try_into().unwrap(),
+        }
+    }
+
+    /// A port whose queue is full: the kernel answers no further attempt.
+    fn silent() -> (TcpListener, std::net::TcpStream) {
+        let socket = TcpSocket::new_v4().unwrap();
+        socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        let listener = socket.listen(0).unwrap();
+        let queued = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        (listener, queued)
+    }
+
+    #[tokio::test]
+    async fn a_name_without_an_address_is_not_resolved() {
+        let error = dialer(Some(Vec::new())).dial().await.err().unwrap();
+        assert_eq!(error.status(), 502);
+        assert_eq!(error.to_string(), "api.test cannot be resolved: no address");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_name_whose_resolver_is_silent_is_a_timeout() {
+        let error = dialer(None).dial().await.err().unwrap();
+        assert_eq!(error.status(), 504);
+        assert!(matches!(error, DialError::Timeout(_)), "{error}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_address_that_is_silent_is_a_timeout_and_leaves_time_for_the_next() {
+        let (listener, _queued) = silent();
+        let silent = listener.local_addr().unwrap();
+        let error = dialer(None).connect(vec![silent]).await.unwrap_err();
+        assert_eq!(error.status(), 504);
+        assert!(matches!(error, DialError::Timeout(_)), "{error}");
+
+        let next = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let both = vec![silent, next.local_addr().unwrap()];
+        let tcp = dialer(None).connect(both).await.unwrap();
+        assert_eq!(tcp.peer_addr().unwrap(), next.local_addr().unwrap());
+    }
+
+    #[tokio::test]
+    async fn the_system_resolves_the_name_of_this_machine() {
+        let found = SystemResolver.lookup("localhost").await.unwrap();
+        assert!(!found.is_empty() && found.iter().all(IpAddr::is_loopback), "{found:?}");
     }
 }

@@ -225,21 +225,23 @@ where
         if self.sending != Sending::Active {
             self.watch_client(cx)?;
         }
-        if matches!(self.receiving, Receiving::Head { .. }) {
-            ready!(self.poll_head(cx))?;
-            if self.switched {
-                // Now both directions are raw; the client's may have bytes waiting.
-                cx.waker().wake_by_ref();
+        loop {
+            match &mut self.receiving {
+                Receiving::Head { .. } => {
+                    ready!(self.poll_head(cx))?;
+                    if self.switched {
+                        // Now both directions are raw; the client's may have bytes waiting.
+                        cx.waker().wake_by_ref();
+                    }
+                }
+                Receiving::Body(down) => {
+                    let moved = down.poll(cx, self.upstream, &mut self.upstream_in, self.client);
+                    return moved.map_err(|error| match error {
+                        PumpError::Sink(kind) => client_left(kind),
+                        PumpError::Source(_) | PumpError::Malformed => ExchangeError::Truncated,
+                    });
+                }
             }
-        }
-        match &mut self.receiving {
-            Receiving::Head { .. } => Poll::Pending,
-            Receiving::Body(down) => down
-                .poll(cx, self.upstream, &mut self.upstream_in, self.client)
-                .map_err(|error| match error {
-                    PumpError::Sink(kind) => client_left(kind),
-                    PumpError::Source(_) | PumpError::Malformed => ExchangeError::Truncated,
-                }),
         }
     }
 

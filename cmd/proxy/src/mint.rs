@@ -72,15 +72,6 @@ struct Minted {
     renew_at: OffsetDateTime,
 }
 
-impl std::fmt::Debug for Minter {
-    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        formatter
-            .debug_struct("Minter")
-            .field("not_after", &self.not_after)
-            .finish_non_exhaustive()
-    }
-}
-
 impl Minter {
     /// Reads and checks the CA, which must be valid `now`. The leaves' key is made here: each reload has another.
     ///
@@ -120,11 +111,10 @@ impl Minter {
         })
     }
 
-    /// Warns of a CA that ends soon.
-    pub fn warn_of_end(&self, now: OffsetDateTime) {
-        if self.not_after - now < WARN_BEFORE {
-            tracing::warn!(not_after = %self.not_after, "The proxy's CA ends soon; delete its Secret to have a new one made");
-        }
+    /// The CA's end, when it is so near that the admin should know.
+    #[must_use]
+    pub fn near_end(&self, now: OffsetDateTime) -> Option<OffsetDateTime> {
+        (self.not_after - now < WARN_BEFORE).then_some(self.not_after)
     }
 
     /// The TLS configuration for a tunnel to this host.
@@ -213,5 +203,49 @@ impl Minter {
         config.send_tls13_tickets = 0;
         config.ignore_client_order = true;
         Ok(config)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rcgen::BasicConstraints;
+
+    use super::*;
+
+    /// A minter that was made while its CA was valid: from ten days before `end` on.
+    fn minter(end: OffsetDateTime) -> Minter {
+        let key = KeyPair::generate().unwrap();
+        let mut params = CertificateParams::default();
+        params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+        params.not_before = end - Duration::days(10);
+        params.not_after = end;
+        let pem = params.self_signed(&key).unwrap().pem();
+        Minter::new(pem.as_bytes(), key.serialize_pem().as_bytes(), params.not_before).unwrap()
+    }
+
+    #[test]
+    fn case_65_a_ca_that_has_ended_signs_no_more() {
+        let host = Host::Name("api.test".into());
+        let ended = minter(OffsetDateTime::now_utc() - Duration::seconds(1));
+        let error = ended.server_config(&host).unwrap_err();
+        assert!(matches!(error, CaError::NotValidNow { .. }), "{error}");
+
+        let valid = minter(OffsetDateTime::now_utc() + Duration::days(9));
+        let config = valid.server_config(&host).unwrap();
+        assert!(Arc::ptr_eq(&config, &valid.server_config(&host).unwrap()), "kept");
+    }
+
+    #[test]
+    fn a_ca_nears_its_end_thirty_days_before() {
+        let end = OffsetDateTime::from_unix_timestamp(2_000_000_000).unwrap();
+        let minter = minter(end);
+        assert_eq!(minter.near_end(end - Duration::days(30)), None);
+        for left in [
+            Duration::days(30) - Duration::seconds(1),
+            Duration::ZERO,
+            -Duration::days(1),
+        ] {
+            assert_eq!(minter.near_end(end - left), Some(end), "{left}");
+        }
     }
 }

@@ -10,7 +10,7 @@ use crate::path::{Target, TargetError, raw_target_without_parameters};
 use crate::proxy::Entry;
 use crate::refusal::Refusal;
 use crate::request_info::RequestInfo;
-use crate::state::{Backend, Destination, KubernetesUpstream, State, Upstream};
+use crate::state::{ApiServers, Backend, KubernetesUpstream, State, Upstream};
 use crate::strip;
 
 /// What goes upstream, and to whom.
@@ -61,10 +61,7 @@ impl PlannedBackend {
 ///
 /// The refusal, and whether the connection ends with it.
 pub fn plan(head: &Head, authority: &Authority, state: &State, entry: &mut Entry<'_>) -> Result<Plan, (Refusal, bool)> {
-    let malformed = |error: HeadError| {
-        let status = if error == HeadError::Version { 505 } else { 400 };
-        (Refusal::new(status, error.to_string()), true)
-    };
+    let malformed = |error: HeadError| (Refusal::new(error.status(), error.to_string()), true);
     let (method, raw) = head.request_line().map_err(malformed)?;
     let verb_only = || RequestInfo {
         verb: method.to_ascii_lowercase(),
@@ -100,7 +97,7 @@ pub fn plan(head: &Head, authority: &Authority, state: &State, entry: &mut Entry
         ));
     };
     let plan = match &destination.target {
-        Backend::Kubernetes(upstreams) => plan_kubernetes(upstreams, method, raw, head, framing, upgrade, entry),
+        Backend::Kubernetes(servers) => plan_kubernetes(servers, method, raw, head, framing, upgrade, entry),
         Backend::Allowlist(upstream) => plan_allowlist(upstream, method, raw, head, framing, upgrade),
     }?;
     // After the policy, so that who asks for exec hears that it is denied. SPDY clients send `Content-Length: 0`.
@@ -134,7 +131,7 @@ fn check_host(head: &Head, authority: &Authority) -> Result<(), (Refusal, bool)>
 }
 
 fn plan_kubernetes(
-    upstreams: &[Arc<KubernetesUpstream>],
+    servers: &ApiServers,
     method: &str,
     raw: &str,
     head: &Head,
@@ -144,17 +141,9 @@ fn plan_kubernetes(
 ) -> Result<Plan, (Refusal, bool)> {
     let target = match Target::parse(raw) {
         Ok(target) => target,
-        // What cannot be read is a mistake of the sender, not of the connection, except in another form of request.
-        Err(error) => {
-            return Err((
-                Refusal::new(400, error.to_string()),
-                error == TargetError::NotOriginForm,
-            ));
-        }
+        Err(error) => return Err(unread(error)),
     };
-    let Some(kubernetes) = Destination::kubernetes_for(upstreams, &target) else {
-        return Err((Refusal::new(403, "this target has no server"), true));
-    };
+    let kubernetes = servers.for_target(&target);
     let decision = kubernetes.rules.decide(method, &target, upgrade.as_deref());
     let patient = decision.info.is_patient();
     entry.describe(target.decoded_path(), decision.info);
@@ -200,12 +189,7 @@ fn plan_allowlist(
     {
         return Err((Refusal::new(405, format!("method {method} is not served")), false));
     }
-    let path = raw_target_without_parameters(raw, strip::is_token_parameter).map_err(|error| {
-        (
-            Refusal::new(400, error.to_string()),
-            error == TargetError::NotOriginForm,
-        )
-    })?;
+    let path = raw_target_without_parameters(raw, strip::is_token_parameter).map_err(unread)?;
     if upgrade
         .as_deref()
         .is_some_and(|protocol| protocol != "websocket" || method != "GET")
@@ -231,6 +215,12 @@ fn plan_allowlist(
         upgrade,
         patient: false,
     })
+}
+
+/// What cannot be read is a mistake of the sender, not of the connection, except in another form of request.
+fn unread(error: TargetError) -> (Refusal, bool) {
+    let refusal = Refusal::new(error.status(), error.to_string());
+    (refusal, error == TargetError::NotOriginForm)
 }
 
 /// The request as it is sent: nothing of the client's bytes but what was understood.

@@ -3,7 +3,7 @@
 use cli_mcp_api::v1alpha1::{Access, DeniedResource};
 
 use crate::deny_set;
-use crate::path::{Target, TargetError};
+use crate::path::Target;
 use crate::request_info::{RequestInfo, Unresolvable};
 
 /// Methods that pass at all (`proxy_cases.md`, case 38).
@@ -52,9 +52,6 @@ pub enum Denied {
     /// Not one of the methods that pass.
     #[error("method {0} is not served")]
     Method(String),
-    /// Not a path that is read in one way only.
-    #[error(transparent)]
-    Target(#[from] TargetError),
     /// The API server cannot resolve it.
     #[error(transparent)]
     Unresolvable(#[from] Unresolvable),
@@ -86,7 +83,7 @@ impl Denied {
     pub const fn status(&self) -> u16 {
         match self {
             Self::Method(_) => 405,
-            Self::Target(_) | Self::Unresolvable(_) => 400,
+            Self::Unresolvable(_) => 400,
             _ => 403,
         }
     }

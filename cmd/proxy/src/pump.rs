@@ -327,20 +327,4 @@ fn append_chunk(piece: &[u8], out: &mut Vec<u8>) {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_was_used_is_given_back_though_the_buffer_is_never_empty() {
-        let mut sent = (0_u8..=255).cycle();
-        let mut expected = sent.clone();
-        let mut inbound = Inbound::default();
-        inbound.extend(&sent.by_ref().take(1000).collect::<Vec<_>>());
-        for _ in 0..10_000 {
-            inbound.extend(&sent.by_ref().take(100).collect::<Vec<_>>());
-            assert_eq!(inbound.take(100), expected.by_ref().take(100).collect::<Vec<_>>());
-            assert_eq!(inbound.as_slice().len(), 1000);
-        }
-        assert!(inbound.buffer.capacity() <= 256 * 1024, "{}", inbound.buffer.capacity());
-    }
-}
+mod tests;

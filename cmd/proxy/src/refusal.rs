@@ -1,6 +1,7 @@
 //! What a client gets instead of an answer from upstream: a `metav1.Status` on kubernetes targets, so that kubectl
 //! prints the reason (`proxy.md`, step 7; `proxy_cases.md`, case 55), text everywhere else.
 
+use axum::http::StatusCode;
 use serde::Serialize;
 
 /// A response that the proxy itself gives.
@@ -80,29 +81,20 @@ const fn reason(status: u16) -> &'static str {
     match status {
         403 => "Forbidden",
         405 => "MethodNotAllowed",
-        431 => "RequestEntityTooLarge",
+        414 | 431 => "RequestEntityTooLarge",
         502 | 503 => "ServiceUnavailable",
         504 => "Timeout",
         _ => "BadRequest",
     }
 }
 
-/// Reason phrase of the status codes that the proxy gives.
+/// Reason phrase of a status code. It may be empty (RFC 9112, section 4).
 #[must_use]
-pub const fn phrase(status: u16) -> &'static str {
-    match status {
-        400 => "Bad Request",
-        403 => "Forbidden",
-        405 => "Method Not Allowed",
-        417 => "Expectation Failed",
-        421 => "Misdirected Request",
-        431 => "Request Header Fields Too Large",
-        502 => "Bad Gateway",
-        503 => "Service Unavailable",
-        504 => "Gateway Timeout",
-        505 => "HTTP Version Not Supported",
-        _ => "Error",
-    }
+pub fn phrase(status: u16) -> &'static str {
+    StatusCode::from_u16(status)
+        .ok()
+        .and_then(|code| code.canonical_reason())
+        .unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -122,6 +114,30 @@ mod tests {
         assert_eq!(status["reason"], "Forbidden");
         assert_eq!(status["code"], 403);
         assert_eq!(status["message"], "no \"exec\"");
+    }
+
+    #[test]
+    fn case_55_each_status_has_its_phrase_and_a_reason_that_kubernetes_knows() {
+        for (status, phrase, reason) in [
+            (400, "Bad Request", "BadRequest"),
+            (403, "Forbidden", "Forbidden"),
+            (405, "Method Not Allowed", "MethodNotAllowed"),
+            (414, "URI Too Long", "RequestEntityTooLarge"),
+            (417, "Expectation Failed", "BadRequest"),
+            (421, "Misdirected Request", "BadRequest"),
+            (431, "Request Header Fields Too Large", "RequestEntityTooLarge"),
+            (502, "Bad Gateway", "ServiceUnavailable"),
+            (503, "Service Unavailable", "ServiceUnavailable"),
+            (504, "Gateway Timeout", "Timeout"),
+            (505, "HTTP Version Not Supported", "BadRequest"),
+        ] {
+            let response = String::from_utf8(Refusal::new(status, "x").to_response(true, false, false)).unwrap();
+            assert!(
+                response.starts_with(&format!("HTTP/1.1 {status} {phrase}\r\n")),
+                "{response}"
+            );
+            assert!(response.contains(&format!("\"reason\":\"{reason}\"")), "{response}");
+        }
     }
 
     #[test]

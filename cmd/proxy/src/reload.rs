@@ -126,6 +126,8 @@ pub struct Reloader {
     refused: bool,
     /// What the last look saw for the first time.
     seen: Option<Inputs>,
+    /// The end of the CA that was warned about.
+    warned_of: Option<OffsetDateTime>,
     status: Arc<ReloadStatus>,
 }
 
@@ -137,9 +139,7 @@ impl Reloader {
     /// When the inputs cannot be served: there is nothing older to serve.
     pub fn start(directories: Directories, resolver: Arc<dyn Resolve>) -> Result<(Self, State), LoadError> {
         let tried = read_inputs(&directories)?;
-        let now = OffsetDateTime::now_utc();
-        let state = State::build(&tried, &resolver, now)?;
-        state.minter.warn_of_end(now);
+        let state = State::build(&tried, &resolver, OffsetDateTime::now_utc())?;
         Ok((
             Self {
                 directories,
@@ -147,6 +147,7 @@ impl Reloader {
                 tried,
                 refused: false,
                 seen: None,
+                warned_of: None,
                 status: Arc::default(),
             },
             state,
@@ -159,9 +160,9 @@ impl Reloader {
         self.status.clone()
     }
 
-    /// Compares the files with what was last tried; loads and swaps them when they differ, and differ in the same way as
-    /// at the last look: half of a file that is being written may be valid, a token's half above all. What could not be
-    /// served is tried again at each look, as `now` may be why.
+    /// Warns of the CA's end, and compares the files with what was last tried; loads and swaps them when they differ, and
+    /// differ in the same way as at the last look: half of a file that is being written may be valid, a token's half above
+    /// all. What could not be served is tried again at each look, as `now` may be why.
     pub fn check(&mut self, shared: &Shared, now: OffsetDateTime) {
         match read_inputs(&self.directories) {
             Ok(inputs) if inputs == self.tried => {
@@ -180,6 +181,16 @@ impl Reloader {
                 self.report(shared, Some(error.to_string()));
             }
         }
+        self.warn_of_end(shared, now);
+    }
+
+    /// Warns once of a CA that ends soon, also when no file has changed for years.
+    fn warn_of_end(&mut self, shared: &Shared, now: OffsetDateTime) {
+        let near = shared.state.load().minter.near_end(now);
+        if let Some(end) = near.filter(|_| near != self.warned_of) {
+            tracing::warn!(not_after = %end, "The proxy's CA ends soon; delete its Secret to have a new one made");
+        }
+        self.warned_of = near;
     }
 
     fn load(&mut self, inputs: Inputs, shared: &Shared, now: OffsetDateTime) {
@@ -189,7 +200,6 @@ impl Reloader {
         self.refused = built.is_err();
         match built {
             Ok(state) => {
-                state.minter.warn_of_end(now);
                 shared.state.store(Arc::new(state));
                 self.report(shared, None);
                 shared
@@ -228,5 +238,40 @@ impl Reloader {
             self.check(&shared, OffsetDateTime::now_utc());
             shared.state.load().sweep();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_kubeconfig_may_be_missing_but_not_unreadable() {
+        let folder = tempfile::tempdir().unwrap();
+        let directories = Directories {
+            routes: folder.path().to_owned(),
+            kubeconfig: folder.path().join("mounted"),
+            ca: folder.path().to_owned(),
+            ssl_cert_file: None,
+        };
+        for name in [names::ROUTES_KEY, names::CA_CERT_KEY, names::CA_KEY_KEY] {
+            let error = read_inputs(&directories).err().unwrap();
+            assert!(error.to_string().contains(name), "{error}");
+            std::fs::write(folder.path().join(name), name).unwrap();
+        }
+        let kubeconfig = || read_inputs(&directories).map(|inputs| inputs.kubeconfig);
+        assert_eq!(kubeconfig().unwrap(), None, "no folder");
+        std::fs::write(&directories.kubeconfig, "").unwrap();
+        assert_eq!(kubeconfig().unwrap(), None, "no folder, but a file");
+        std::fs::remove_file(&directories.kubeconfig).unwrap();
+        std::fs::create_dir(&directories.kubeconfig).unwrap();
+        assert_eq!(kubeconfig().unwrap(), None, "an empty folder");
+        let file = directories.kubeconfig.join(names::KUBECONFIG_KEY);
+        std::fs::create_dir(&file).unwrap();
+        let error = kubeconfig().unwrap_err();
+        assert!(error.to_string().contains(&file.display().to_string()), "{error}");
+        std::fs::remove_dir(&file).unwrap();
+        std::fs::write(&file, "content").unwrap();
+        assert_eq!(kubeconfig().unwrap(), Some(b"content".to_vec()));
     }
 }

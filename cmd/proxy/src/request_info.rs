@@ -71,34 +71,22 @@ impl RequestInfo {
 
     /// `same` says whether a segment is one of the two roots.
     fn by_path(method: &str, segments: &[String], same: fn(&str, &str) -> bool) -> Result<Self, Unresolvable> {
-        let mut parts: &[String] = segments;
-        let non_resource = || Self {
-            verb: method.to_ascii_lowercase(),
-            ..Self::default()
-        };
-        let mut take = |needed: usize| -> Option<String> {
-            let (first, rest) = parts.split_first()?;
-            if parts.len() < needed {
-                return None;
+        let (group, version, mut parts) = match segments {
+            [root, version, rest @ ..] if same(root, "api") && !rest.is_empty() => ("", version, rest),
+            [root, group, version, rest @ ..] if same(root, "apis") && !rest.is_empty() => {
+                (group.as_str(), version, rest)
             }
-            parts = rest;
-            Some(first.clone())
-        };
-        let group = match take(3) {
-            Some(root) if same(&root, "api") => String::new(),
-            Some(root) if same(&root, "apis") => match take(3) {
-                Some(group) => group,
-                None => return Ok(non_resource()),
-            },
-            _ => return Ok(non_resource()),
-        };
-        let Some(version) = take(2) else {
-            return Ok(non_resource());
+            _ => {
+                return Ok(Self {
+                    verb: method.to_ascii_lowercase(),
+                    ..Self::default()
+                });
+            }
         };
         let mut info = Self {
             is_resource: true,
-            group,
-            version,
+            group: group.to_owned(),
+            version: version.clone(),
             ..Self::default()
         };
 

@@ -199,23 +199,29 @@ async fn accept(
     cut: &CancellationToken,
 ) {
     loop {
-        match listener.accept().await {
-            Ok((tcp, peer)) => {
-                let client = peer.ip().to_canonical();
-                match limits.admit(client) {
-                    Ok(admitted) => {
-                        let (shared, cut) = (shared.clone(), cut.clone());
-                        connections.spawn(async move {
-                            cut.run_until_cancelled(connect::serve(tcp, client, &shared)).await;
-                            drop(admitted);
-                        });
-                    }
-                    Err(limit) => {
-                        shared.metrics.over_limit.get_or_create(&LimitLabels { limit }).inc();
-                        turn_away(tcp);
-                    }
-                }
+        let (tcp, peer) = next(listener).await;
+        let client = peer.ip().to_canonical();
+        match limits.admit(client) {
+            Ok(admitted) => {
+                let (shared, cut) = (shared.clone(), cut.clone());
+                connections.spawn(async move {
+                    cut.run_until_cancelled(connect::serve(tcp, client, &shared)).await;
+                    drop(admitted);
+                });
             }
+            Err(limit) => {
+                shared.metrics.over_limit.get_or_create(&LimitLabels { limit }).inc();
+                turn_away(tcp);
+            }
+        }
+    }
+}
+
+/// The next connection, however often it cannot be accepted.
+async fn next(listener: &TcpListener) -> (TcpStream, SocketAddr) {
+    loop {
+        match listener.accept().await {
+            Ok(accepted) => return accepted,
             Err(error) => {
                 // Out of file descriptors, most often: others must end first.
                 tracing::warn!(%error, "Cannot accept a connection");
@@ -257,6 +263,8 @@ impl Limits {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsRawFd;
+
     use super::*;
 
     #[tokio::test]
@@ -268,6 +276,24 @@ mod tests {
         shutdown.cancel();
         assert!(until_the_end(&shutdown, &mut reloads).await.is_ok());
         reloads.abort();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_listener_that_fails_for_a_while_is_asked_again() {
+        use nix::sys::socket::{Backlog, Shutdown, listen, shutdown};
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        shutdown(listener.as_raw_fd(), Shutdown::Both).unwrap();
+        assert!(
+            listener.accept().await.is_err(),
+            "the proof needs a listener that fails"
+        );
+        let recovers = async {
+            tokio::time::sleep(Duration::from_secs(5)).await;
+            listen(&listener, Backlog::new(1).unwrap()).unwrap();
+            TcpStream::connect(listener.local_addr().unwrap()).await.unwrap()
+        };
+        let ((_, peer), client) = tokio::join!(next(&listener), recovers);
+        assert_eq!(peer, client.local_addr().unwrap());
     }
 
     #[test]

@@ -93,10 +93,6 @@ impl AsyncWrite for Socket {
         Pin::new(&mut self.get_mut().tcp).poll_write_vectored(cx, data)
     }
 
-    fn is_write_vectored(&self) -> bool {
-        self.tcp.is_write_vectored()
-    }
-
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.get_mut().tcp).poll_flush(cx)
     }

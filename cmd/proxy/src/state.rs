@@ -1,6 +1,7 @@
 //! Everything that a reload swaps at once: the targets with their credentials and connections, and the CA.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::sync::Arc;
 
 use cli_mcp_kubeconfig::{
@@ -80,10 +81,33 @@ pub struct KubernetesUpstream {
 
 /// What stands behind one `host:port`.
 pub enum Backend {
-    /// API servers by path prefix, the longest first.
-    Kubernetes(Vec<Arc<KubernetesUpstream>>),
+    /// API servers.
+    Kubernetes(ApiServers),
     /// A public server.
     Allowlist(Arc<Upstream>),
+}
+
+/// The API servers of one `host:port`, at least one, each with a path prefix of its own.
+pub struct ApiServers {
+    first: Arc<KubernetesUpstream>,
+    others: Vec<Arc<KubernetesUpstream>>,
+}
+
+impl ApiServers {
+    /// All of them.
+    pub fn iter(&self) -> impl Iterator<Item = &Arc<KubernetesUpstream>> {
+        std::iter::once(&self.first).chain(&self.others)
+    }
+
+    /// The server with the longest prefix that the path is under; the first one when it is under none, so that its rules
+    /// refuse it.
+    #[must_use]
+    pub fn for_target(&self, target: &Target) -> &Arc<KubernetesUpstream> {
+        self.iter()
+            .filter(|server| server.rules.below_prefix(target).is_some())
+            .max_by_key(|server| server.rules.prefix.len())
+            .unwrap_or(&self.first)
+    }
 }
 
 /// A `host:port` that tunnels may lead to.
@@ -110,18 +134,6 @@ impl Destination {
     #[must_use]
     pub const fn is_kubernetes(&self) -> bool {
         matches!(self.target, Backend::Kubernetes(_))
-    }
-
-    /// The server whose prefix the path is under; the first one when it is under none, so that its rules refuse it.
-    #[must_use]
-    pub fn kubernetes_for<'a>(
-        upstreams: &'a [Arc<KubernetesUpstream>],
-        target: &Target,
-    ) -> Option<&'a Arc<KubernetesUpstream>> {
-        upstreams
-            .iter()
-            .find(|upstream| upstream.rules.below_prefix(target).is_some())
-            .or_else(|| upstreams.first())
     }
 }
 
@@ -150,7 +162,7 @@ impl State {
         let minter = Minter::new(&inputs.ca_certificate, &inputs.ca_key, now)?;
         let public = tls::public_roots(inputs.public_roots.as_deref())?;
 
-        let mut kubernetes: HashMap<Authority, (Vec<Arc<KubernetesUpstream>>, Vec<String>)> = HashMap::new();
+        let mut kubernetes: HashMap<Authority, (ApiServers, Vec<String>)> = HashMap::new();
         let mut destinations = HashMap::new();
         for route in resolved {
             match route {
@@ -159,18 +171,25 @@ impl State {
                     destinations.insert(authority.clone(), destination(authority, Vec::new(), target));
                 }
                 ResolvedRoute::Kubernetes(resolved) => {
-                    let (upstreams, names) = kubernetes.entry(resolved.authority.clone()).or_default();
-                    names.extend(resolved.tls_server_name.clone());
-                    upstreams.push(Arc::new(api_server(*resolved, resolver, &public)?));
+                    let (authority, name) = (resolved.authority.clone(), resolved.tls_server_name.clone());
+                    let server = Arc::new(api_server(*resolved, resolver, &public)?);
+                    match kubernetes.entry(authority) {
+                        Entry::Vacant(place) => {
+                            let (first, others) = (server, Vec::new());
+                            place.insert((ApiServers { first, others }, name.into_iter().collect()));
+                        }
+                        Entry::Occupied(place) => {
+                            let (servers, names) = place.into_mut();
+                            servers.others.push(server);
+                            names.extend(name);
+                        }
+                    }
                 }
             }
         }
-        for (authority, (mut upstreams, names)) in kubernetes {
-            upstreams.sort_by_key(|upstream| std::cmp::Reverse(upstream.rules.prefix.len()));
-            destinations.insert(
-                authority.clone(),
-                destination(authority, names, Backend::Kubernetes(upstreams)),
-            );
+        for (authority, (servers, names)) in kubernetes {
+            let target = Backend::Kubernetes(servers);
+            destinations.insert(authority.clone(), destination(authority, names, target));
         }
         Ok(Self { destinations, minter })
     }
@@ -186,7 +205,7 @@ impl State {
         for destination in self.destinations.values() {
             match &destination.target {
                 Backend::Allowlist(upstream) => upstream.pool.sweep(),
-                Backend::Kubernetes(upstreams) => upstreams.iter().for_each(|upstream| upstream.upstream.pool.sweep()),
+                Backend::Kubernetes(servers) => servers.iter().for_each(|server| server.upstream.pool.sweep()),
             }
         }
     }

@@ -336,6 +336,15 @@ mod tests {
         ] {
             assert_eq!(forwarded(&format!("Sec-WebSocket-Protocol: {bearer}\r\n")), "");
         }
+        for nominated in [
+            "Connection: Upgrade, Sec-WebSocket-Protocol",
+            "Connection: sec_websocket_protocol",
+        ] {
+            assert_eq!(
+                forwarded(&format!("{nominated}\r\nSec-WebSocket-Protocol: v4.channel.k8s.io\r\n")),
+                ""
+            );
+        }
         assert_eq!(
             forwarded("Sec-WebSocket-Protocol: base64url.bearer.authorization.k8s.io.abc\r\n"),
             ""

@@ -121,8 +121,7 @@ fn http1(mut config: ClientConfig) -> ClientConfig {
 /// byte for byte.
 #[derive(Debug)]
 struct ClusterVerifier {
-    /// `None` when every certificate of the file is a server's own.
-    webpki: Option<Arc<WebPkiServerVerifier>>,
+    webpki: Arc<WebPkiServerVerifier>,
     pinned: Vec<CertificateDer<'static>>,
     algorithms: WebPkiSupportedAlgorithms,
 }
@@ -131,15 +130,12 @@ impl ClusterVerifier {
     fn new(cluster: &str, certificates: &[CertificateDer<'static>]) -> Result<Self, TlsError> {
         let mut roots = RootCertStore::empty();
         let (added, _) = roots.add_parsable_certificates(certificates.iter().cloned());
-        let parsable = certificates.iter().any(|der| X509Certificate::from_der(der).is_ok());
-        if added == 0 && !parsable {
+        // What cannot be an anchor cannot be read as a server's own certificate either.
+        if added == 0 {
             return Err(TlsError::NoAnchor(cluster.to_owned()));
         }
-        let webpki = (added > 0)
-            .then(|| WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider()).build())
-            .transpose()?;
         Ok(Self {
-            webpki,
+            webpki: WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider()).build()?,
             pinned: certificates.to_vec(),
             algorithms: provider().signature_verification_algorithms,
         })
@@ -175,10 +171,9 @@ impl ServerCertVerifier for ClusterVerifier {
     ) -> Result<ServerCertVerified, rustls::Error> {
         let verdict = if self.pinned.iter().any(|pinned| pinned.as_ref() == end_entity.as_ref()) {
             self.verify_pinned(end_entity, server_name, now)
-        } else if let Some(webpki) = &self.webpki {
-            webpki.verify_server_cert(end_entity, intermediates, server_name, ocsp_response, now)
         } else {
-            Err(CertificateError::UnknownIssuer.into())
+            self.webpki
+                .verify_server_cert(end_entity, intermediates, server_name, ocsp_response, now)
         };
         verdict.map_err(|error| match error {
             rustls::Error::InvalidCertificate(
@@ -222,11 +217,22 @@ fn has_no_san(certificate: &CertificateDer<'_>) -> bool {
     })
 }
 
-/// What a failed handshake means for the admin: cause and remedy.
+/// What a failed handshake means for the admin: cause and remedy. `by_kubeconfig` says whether a kubeconfig describes the
+/// server; a public one is described by its name on the allowlist alone.
 #[must_use]
-pub fn explain(error: &rustls::Error, server_name: &str) -> String {
+pub fn explain(error: &rustls::Error, server_name: &str, by_kubeconfig: bool) -> String {
     match error {
         rustls::Error::InvalidCertificate(certificate) => match certificate {
+            CertificateError::UnknownIssuer if !by_kubeconfig => {
+                "the server's certificate is not signed by a public CA: a server on the allowlist needs one that is"
+                    .into()
+            }
+            CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. } if !by_kubeconfig => {
+                format!(
+                    "the server's certificate is not for {server_name}: name the server on the allowlist as its certificate \
+                     does"
+                )
+            }
             CertificateError::UnknownIssuer => {
                 "the server's certificate is not signed by the CA of the kubeconfig: put the CA that signs it into \
                  certificate-authority-data"
@@ -246,5 +252,118 @@ pub fn explain(error: &rustls::Error, server_name: &str) -> String {
         },
         rustls::Error::General(text) => text.clone(),
         other => format!("TLS with the server failed: {other}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use rcgen::{CertificateParams, DnType, KeyPair};
+    use time::OffsetDateTime;
+
+    use super::*;
+
+    const FROM: i64 = 1_700_000_000;
+    const TO: i64 = FROM + 1000;
+
+    /// A self-signed certificate of this common name for these names, valid from `FROM` to `TO`.
+    fn own(common_name: &str, names: &[&str]) -> CertificateDer<'static> {
+        let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
+        let mut params = CertificateParams::new(names).unwrap();
+        params.distinguished_name.push(DnType::CommonName, common_name);
+        params.not_before = OffsetDateTime::from_unix_timestamp(FROM).unwrap();
+        params.not_after = OffsetDateTime::from_unix_timestamp(TO).unwrap();
+        let certificate = params.self_signed(&KeyPair::generate().unwrap()).unwrap();
+        certificate.der().clone()
+    }
+
+    /// The same certificate in a version that TLS libraries do not read.
+    fn of_version_2(certificate: &CertificateDer<'_>) -> CertificateDer<'static> {
+        const VERSION_3: [u8; 5] = [0xa0, 0x03, 0x02, 0x01, 0x02];
+        let mut der = certificate.to_vec();
+        let at = der.windows(5).position(|window| window == VERSION_3).unwrap();
+        *der.get_mut(at + 4).unwrap() = 1;
+        der.into()
+    }
+
+    /// What a cluster that names `trusted` says of a server with this certificate.
+    fn verify(
+        trusted: &CertificateDer<'static>,
+        shown: &CertificateDer<'_>,
+        name: &str,
+        now: i64,
+    ) -> Result<(), String> {
+        let verifier = ClusterVerifier::new("k", std::slice::from_ref(trusted)).unwrap();
+        let now = UnixTime::since_unix_epoch(Duration::from_secs(now.try_into().unwrap()));
+        verifier
+            .verify_server_cert(shown, &[], &name.try_into().unwrap(), &[], now)
+            .map(|_| ())
+            .map_err(|error| explain(&error, name, true))
+    }
+
+    #[test]
+    fn case_67_a_pinned_certificate_is_judged_by_its_time_and_name() {
+        let pinned = own("api", &["api.test", "10.0.0.1"]);
+        for now in [FROM, TO] {
+            assert_eq!(verify(&pinned, &pinned, "api.test", now), Ok(()));
+            assert_eq!(verify(&pinned, &pinned, "10.0.0.1", now), Ok(()));
+        }
+        let refused = |shown, name, now| verify(&pinned, shown, name, now).unwrap_err();
+        assert!(refused(&pinned, "api.test", FROM - 1).contains("not valid yet"));
+        assert!(refused(&pinned, "api.test", TO + 1).contains("has expired"));
+        assert!(refused(&pinned, "other.test", FROM).contains("not for other.test"));
+        let another = own("another", &["api.test"]);
+        assert!(refused(&another, "api.test", FROM).contains("not signed by the CA of the kubeconfig"));
+        let nameless = own("api.test", &[]);
+        let why = verify(&nameless, &nameless, "api.test", FROM).unwrap_err();
+        assert!(why.contains("only a common name"), "{why}");
+    }
+
+    #[test]
+    fn certificates_that_no_server_can_be_checked_by_are_refused_when_they_are_read() {
+        let unread = of_version_2(&own("api", &["api.test"]));
+        assert!(
+            X509Certificate::from_der(&unread).is_ok(),
+            "the proof needs one that is a certificate"
+        );
+        for certificates in [vec![], vec![CertificateDer::from(vec![1, 2, 3])], vec![unread]] {
+            let error = ClusterVerifier::new("k", &certificates).unwrap_err();
+            assert!(
+                matches!(&error, TlsError::NoAnchor(cluster) if cluster == "k"),
+                "{error}"
+            );
+        }
+    }
+
+    #[test]
+    fn case_68_each_reason_names_its_remedy_and_only_what_there_is() {
+        use CertificateError::*;
+        for (error, of_cluster, of_public) in [
+            (UnknownIssuer, "certificate-authority-data", "a public CA"),
+            (NotValidForName, "tls-server-name", "on the allowlist"),
+            (Expired, "renew it", "renew it"),
+            (NotValidYet, "check the clocks", "check the clocks"),
+            (BadSignature, "certificate is refused", "certificate is refused"),
+        ] {
+            let error = rustls::Error::InvalidCertificate(error);
+            let (cluster, public) = (explain(&error, "api.test", true), explain(&error, "api.test", false));
+            assert!(cluster.contains(of_cluster), "{cluster}");
+            assert!(public.contains(of_public), "{public}");
+            assert!(
+                !public.contains("kubeconfig") && !public.contains("tls-server-name"),
+                "{public}"
+            );
+        }
+        let error = rustls::Error::PeerIncompatible(rustls::PeerIncompatible::ServerDoesNotSupportTls12Or13);
+        assert!(explain(&error, "api.test", true).starts_with("TLS with the server failed: "));
+    }
+
+    #[test]
+    fn roots_are_read_whole_or_not_at_all() {
+        assert!(matches!(public_roots(Some(b"none")), Err(TlsError::NoRoots)));
+        let broken = b"-----BEGIN CERTIFICATE-----\n!\n-----END CERTIFICATE-----\n";
+        assert!(matches!(public_roots(Some(broken)), Err(TlsError::RootsPem)));
+        assert!(!public_roots(None).unwrap().is_empty());
     }
 }

@@ -65,7 +65,10 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Tunnel<'_, S> {
             first = false;
             let next = match read {
                 Read::End => Next::Close,
-                Read::Malformed(error) => self.refuse_unread(&mut inbound, malformed(error)).await,
+                Read::Malformed(error) => {
+                    let refusal = Refusal::new(error.status(), error.to_string());
+                    self.refuse_unread(&mut inbound, refusal).await
+                }
                 Read::Crowded(crowded) => {
                     let refusal = Refusal::new(503, crowded.to_string());
                     self.refuse_unread(&mut inbound, refusal).await
@@ -280,15 +283,6 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Tunnel<'_, S> {
             }
         }
     }
-}
-
-fn malformed(error: HeadError) -> Refusal {
-    let status = match error {
-        HeadError::TooLarge => 431,
-        HeadError::Version => 505,
-        _ => 400,
-    };
-    Refusal::new(status, error.to_string())
 }
 
 /// What becomes of a connection after an exchange, and the status of the audit line.

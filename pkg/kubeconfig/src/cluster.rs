@@ -4,6 +4,7 @@ use std::fmt;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
+use rustls::RootCertStore;
 use rustls_pki_types::CertificateDer;
 use rustls_pki_types::ServerName;
 use rustls_pki_types::pem::PemObject;
@@ -239,6 +240,14 @@ fn parse_ca(data: &str) -> Result<Vec<CertificateDer<'static>>, String> {
         return Err(
             "`certificate-authority-data` holds no certificate: encode the CA's PEM file, or remove the field to \
                     trust the public roots"
+                .into(),
+        );
+    }
+    let (anchors, _) = RootCertStore::empty().add_parsable_certificates(certificates.iter().cloned());
+    if anchors == 0 {
+        return Err(
+            "`certificate-authority-data` holds no certificate that can be a trust anchor: encode the PEM file of an \
+                    X.509 CA"
                 .into(),
         );
     }

@@ -1,6 +1,6 @@
 //! One request between a client and an upstream that takes little of it, or nothing.
 
-use tokio::io::{AsyncWriteExt, ReadBuf};
+use tokio::io::{AsyncReadExt, AsyncWriteExt, ReadBuf};
 
 use super::*;
 use crate::large_heads::LargeHeads;
@@ -111,4 +111,63 @@ async fn case_52_who_sends_a_body_that_nobody_takes_is_still_seen_to_leave() {
     let (outcome, ()) = both.await.expect("the client is never looked at");
     assert_eq!(outcome.error, Some(ExchangeError::ClientGone));
     assert!(inbound.is_empty());
+}
+
+#[tokio::test]
+async fn what_a_client_sends_ahead_waits_for_its_turn() {
+    let (mut client, mut far_client) = tokio::io::duplex(4096);
+    let (mut upstream, mut far_upstream) = tokio::io::duplex(4096);
+    let (mut inbound, mut progress) = (Inbound::default(), Progress::default());
+    let mut place = None;
+    let request = Outbound {
+        framing: Framing::Empty,
+        ..upload(&mut place)
+    };
+    let exchange = run(&mut client, &mut inbound, &mut upstream, request, &mut progress);
+    let others = async {
+        let mut head = [0; 19];
+        far_upstream.read_exact(&mut head).await.unwrap();
+        far_client.write_all(b"GET /next").await.unwrap();
+        // The exchange reads it before there is an answer.
+        tokio::task::yield_now().await;
+        far_upstream
+            .write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+            .await
+            .unwrap();
+    };
+    let (outcome, ()) = tokio::join!(exchange, others);
+    assert_eq!((outcome.error, outcome.client_reusable), (None, true));
+    assert_eq!(inbound.as_slice(), b"GET /next");
+}
+
+#[tokio::test]
+async fn a_client_that_ends_what_it_switched_to_has_sent_all_and_ends_it_orderly() {
+    let (mut client, mut far_client) = tokio::io::duplex(4096);
+    let (mut upstream, mut far_upstream) = tokio::io::duplex(4096);
+    let (mut inbound, mut progress) = (Inbound::default(), Progress::default());
+    let mut place = None;
+    let request = Outbound {
+        method: "GET",
+        framing: Framing::Empty,
+        upgrade: Some("websocket"),
+        ..upload(&mut place)
+    };
+    let exchange = run(&mut client, &mut inbound, &mut upstream, request, &mut progress);
+    let others = async {
+        let answer = b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n";
+        let mut head = [0; 19];
+        far_upstream.read_exact(&mut head).await.unwrap();
+        far_upstream.write_all(answer).await.unwrap();
+        let mut answered = vec![0; answer.len()];
+        far_client.read_exact(&mut answered).await.unwrap();
+        far_client.write_all(b"frames").await.unwrap();
+        far_client.shutdown().await.unwrap();
+    };
+    let (outcome, ()) = tokio::join!(exchange, others);
+    assert_eq!(outcome.error, None);
+    assert!(!outcome.client_reusable && !outcome.upstream_reusable);
+    assert_eq!((progress.status, progress.bytes_in), (101, 6));
+    let mut frames = [0; 6];
+    far_upstream.read_exact(&mut frames).await.unwrap();
+    assert_eq!(&frames, b"frames");
 }

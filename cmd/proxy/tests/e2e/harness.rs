@@ -12,7 +12,7 @@ use std::time::Duration;
 use arc_swap::ArcSwap;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use cli_mcp_kubeconfig::{Kubeconfig, Routes};
+use cli_mcp_kubeconfig::{Authority, Kubeconfig, Routes};
 use cli_mcp_proxy::audit::Sink;
 use cli_mcp_proxy::dial::{Resolve, SystemResolver};
 use cli_mcp_proxy::large_heads::LargeHeads;
@@ -20,6 +20,7 @@ use cli_mcp_proxy::metrics::Metrics;
 use cli_mcp_proxy::proxy::{Shared, Timeouts};
 use cli_mcp_proxy::reload::{Directories, Reloader};
 use cli_mcp_proxy::server::{Proxy, Settings};
+use cli_mcp_proxy::tunnel::Tunnel;
 use prometheus_client::registry::Registry;
 use rustls_pki_types::ServerName;
 use tempfile::TempDir;
@@ -135,13 +136,21 @@ pub(crate) struct Lab {
     audit: Arc<Mutex<Vec<String>>>,
 }
 
-fn directories(directory: &Path) -> Directories {
+pub(crate) fn directories(directory: &Path) -> Directories {
     Directories {
         routes: directory.join("routes"),
         kubeconfig: directory.join("kubeconfig"),
         ca: directory.join("ca"),
         ssl_cert_file: None,
     }
+}
+
+/// The lines that a proxy writes.
+pub(crate) fn recording(shared: &mut Shared) -> Arc<Mutex<Vec<String>>> {
+    let lines: Arc<Mutex<Vec<String>>> = Arc::default();
+    let audit = lines.clone();
+    shared.audit = Arc::new(move |line| audit.lock().unwrap().push(line.to_owned()));
+    lines
 }
 
 pub(crate) fn write_inputs(directory: &Path, kubeconfig: Option<&str>, targets: &str, ca: &Ca) {
@@ -243,8 +252,16 @@ impl Lab {
 
     /// What a proxy with this lab's files is made of, for tests that drive a part of it.
     pub(crate) fn parts(&self, large_heads: LargeHeads, timeouts: Timeouts) -> (Reloader, Shared) {
-        let directories = directories(self.directory.path());
-        let (reloader, state) = Reloader::start(directories, Arc::new(SystemResolver)).unwrap();
+        self.parts_resolving(large_heads, timeouts, Arc::new(SystemResolver))
+    }
+
+    pub(crate) fn parts_resolving(
+        &self,
+        large_heads: LargeHeads,
+        timeouts: Timeouts,
+        resolver: Arc<dyn Resolve>,
+    ) -> (Reloader, Shared) {
+        let (reloader, state) = Reloader::start(directories(self.directory.path()), resolver).unwrap();
         let shared = Shared {
             state: ArcSwap::from_pointee(state),
             audit: Arc::new(|_| {}),
@@ -254,6 +271,18 @@ impl Lab {
             large_heads,
         };
         (reloader, shared)
+    }
+
+    /// A tunnel through this stream, whose TLS is established.
+    pub(crate) fn tunnel_over<'a, S>(&self, stream: S, shared: &'a Shared) -> Tunnel<'a, S> {
+        Tunnel {
+            stream,
+            client: "127.0.0.1".parse().unwrap(),
+            authority: Authority::parse(&self.authority()).unwrap(),
+            label: self.authority(),
+            kubernetes: true,
+            shared,
+        }
     }
 
     /// `api.test:port` of the upstream.

@@ -10,15 +10,19 @@
 )]
 
 mod authority;
+mod bad_files;
 mod carriers;
 mod client;
 mod clients;
 mod faults;
 mod harness;
 mod paths;
+mod refusals;
 mod reload;
 mod serving;
 mod smuggling;
 mod trust;
+mod unopened;
+mod unreachable;
 mod upgrades;
 mod upstream;

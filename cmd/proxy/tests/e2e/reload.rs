@@ -135,7 +135,9 @@ async fn half_of_a_file_that_is_being_written_is_not_used() {
             .unwrap()
             .target
         {
-            Backend::Kubernetes(upstreams) => String::from_utf8(upstreams[0].token.clone().unwrap()).unwrap(),
+            Backend::Kubernetes(servers) => {
+                String::from_utf8(servers.iter().next().unwrap().token.clone().unwrap()).unwrap()
+            }
             Backend::Allowlist(_) => panic!("no kubernetes target"),
         }
     };
@@ -336,7 +338,8 @@ async fn case_65_a_proxy_does_not_start_with_a_ca_that_cannot_sign() {
         (good.pem(), "x".into(), "private key"),
     ] {
         let error = Minter::new(certificate.as_bytes(), key.as_bytes(), OffsetDateTime::now_utc())
-            .unwrap_err()
+            .err()
+            .unwrap()
             .to_string();
         assert!(error.contains(word), "{error}");
     }

@@ -4,21 +4,19 @@ use std::future::Future;
 use std::io;
 use std::net::IpAddr;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
-use cli_mcp_kubeconfig::Authority;
 use cli_mcp_proxy::connect;
 use cli_mcp_proxy::dial::Resolve;
 use cli_mcp_proxy::large_heads::LargeHeads;
-use cli_mcp_proxy::proxy::{Shared, Timeouts};
-use cli_mcp_proxy::tunnel::Tunnel;
+use cli_mcp_proxy::proxy::Timeouts;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::Instant;
 
 use crate::client::{Client, client_config};
-use crate::harness::{Lab, TOKEN, Upstream, ok, patiently};
+use crate::harness::{Lab, TOKEN, Upstream, ok, patiently, recording};
 
 #[tokio::test]
 async fn case_50_limits_and_timeouts() {
@@ -126,25 +124,6 @@ async fn the_audit_line_says_what_happened_and_no_secret() {
     assert!(metrics.contains(&counted), "{metrics}");
 }
 
-fn tunnel<'a, S>(lab: &Lab, stream: S, shared: &'a Shared) -> Tunnel<'a, S> {
-    Tunnel {
-        stream,
-        client: "127.0.0.1".parse().unwrap(),
-        authority: Authority::parse(&lab.authority()).unwrap(),
-        label: lab.authority(),
-        kubernetes: true,
-        shared,
-    }
-}
-
-/// The lines that a proxy writes.
-fn recording(shared: &mut Shared) -> Arc<Mutex<Vec<String>>> {
-    let lines: Arc<Mutex<Vec<String>>> = Arc::default();
-    let audit = lines.clone();
-    shared.audit = Arc::new(move |line| audit.lock().unwrap().push(line.to_owned()));
-    lines
-}
-
 #[tokio::test]
 async fn case_50_large_heads_are_few_at_a_time_and_small_ones_are_not_counted() {
     let lab = Lab::new().await;
@@ -171,7 +150,7 @@ async fn case_50_large_heads_are_few_at_a_time_and_small_ones_are_not_counted() 
             "b".repeat(body)
         );
         client.write_all(head.as_bytes()).await.unwrap();
-        let served = tunnel(&lab, stream, &shared).serve();
+        let served = lab.tunnel_over(stream, &shared).serve();
         let mut answer = String::new();
         let asks = async {
             client.read_to_string(&mut answer).await.unwrap();
@@ -247,7 +226,7 @@ async fn a_tunnel_that_ends_takes_what_is_still_on_its_way() {
         client.write_all(&[b'x'; 4096]).await.unwrap();
         drop(client);
     };
-    patiently(async { tokio::join!(tunnel(&lab, stream, &shared).serve(), late) }).await;
+    patiently(async { tokio::join!(lab.tunnel_over(stream, &shared).serve(), late) }).await;
 }
 
 #[tokio::test]

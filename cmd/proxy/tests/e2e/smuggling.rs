@@ -1,7 +1,7 @@
 //! Request smuggling: whatever is sent, the upstream sees at most the one request that was judged, and no credential
 //! but the injected one (`proxy_cases.md`, cases 43 to 45).
 
-use crate::harness::{Lab, TOKEN, patiently};
+use crate::harness::{Lab, TOKEN, answer, patiently};
 
 const SECOND: &str =
     "POST /api/v1/namespaces/ns/pods/p/exec HTTP/1.1\r\nHost: HOST\r\nAuthorization: Bearer mine\r\n\r\n";
@@ -173,4 +173,59 @@ async fn an_error_ends_one_connection_and_no_other() {
         .send(&format!("GET /api HTTP/1.1\r\nHost: {}\r\n\r\n", lab.authority()))
         .await;
     assert_eq!(patiently(other.response()).await.status, 200);
+}
+
+#[tokio::test]
+async fn a_body_keeps_its_framing_and_has_one() {
+    let lab = Lab::new().await;
+    let chunks = "5\r\nhello\r\n0\r\n\r\n";
+    for (name, fields, body, lengths, encodings, content) in [
+        ("none", "", "", &[][..], &[][..], 0),
+        ("empty", "Content-Length: 0\r\n", "", &["0"], &[], 0),
+        ("length", "Content-Length: 5\r\n", "hello", &["5"], &[], 5),
+        ("zeros", "Content-Length: 005\r\n", "hello", &["5"], &[], 5),
+        ("chunks", "Transfer-Encoding: chunked\r\n", chunks, &[], &["chunked"], 5),
+        ("upper", "TRANSFER-ENCODING: CHUNKED\r\n", chunks, &[], &["chunked"], 5),
+    ] {
+        let path = format!("/api/v1/namespaces/n/configmaps/{name}");
+        let raw = format!("PUT {path} HTTP/1.1\r\nHost: HOST\r\n{fields}\r\n{body}");
+        assert_eq!(lab.request(&raw).await.status, 200, "{name}");
+        let received = lab.upstream.received().pop().unwrap();
+        assert_eq!(received.values("content-length"), lengths, "{name}");
+        assert_eq!(received.values("transfer-encoding"), encodings, "{name}");
+        assert_eq!(received.body, body.as_bytes(), "{name}");
+        let line = lab.audited(|line| line["path"] == path).await;
+        assert_eq!(line["bytesIn"], content, "{name}");
+    }
+    for (bytes, length, encoding) in [
+        ("Content-Length: 005\r\n\r\nhello", Some("Content-Length: 5"), None),
+        (
+            "transfer-encoding: Chunked\r\n\r\n5\r\nhello\r\n0\r\nSet-Cookie: a\r\n\r\n",
+            None,
+            Some("Transfer-Encoding: chunked"),
+        ),
+    ] {
+        let lab = Lab::answering(answer(format!("HTTP/1.1 200 OK\r\n{bytes}"))).await;
+        let mut client = lab.tunnel().await;
+        for _ in 0..2 {
+            client
+                .send(&format!("GET /api HTTP/1.1\r\nHost: {}\r\n\r\n", lab.authority()))
+                .await;
+            let response = client.response().await;
+            assert_eq!(response.text(), "hello");
+            let framing = |name: &str| {
+                let lines = response.head.lines();
+                let found: Vec<_> = lines
+                    .filter(|line| line.to_ascii_lowercase().starts_with(name))
+                    .collect();
+                assert!(found.len() <= 1, "{found:?}");
+                found.first().copied()
+            };
+            assert_eq!(
+                (framing("content-length"), framing("transfer-encoding")),
+                (length, encoding)
+            );
+        }
+        assert_eq!(lab.upstream.connections(), 1);
+    }
 }

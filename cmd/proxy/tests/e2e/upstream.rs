@@ -7,8 +7,12 @@ use std::pin::Pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair, KeyUsagePurpose, SanType};
-use rustls::{RootCertStore, ServerConfig};
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use rcgen::{
+    BasicConstraints, Certificate, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair, KeyUsagePurpose, SanType,
+};
+use rustls::{RootCertStore, ServerConfig, SupportedProtocolVersion};
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -50,24 +54,55 @@ impl Ca {
     }
 
     /// A certificate and key for these names and addresses; a common name alone when there are none.
-    pub(crate) fn issue(&self, names: &[&str]) -> (CertificateDer<'static>, PrivateKeyDer<'static>) {
-        let mut params = CertificateParams::default();
-        params.distinguished_name.push(DnType::CommonName, "upstream");
-        params.use_authority_key_identifier_extension = true;
-        params.subject_alt_names = names
-            .iter()
-            .map(|name| match name.parse() {
-                Ok(address) => SanType::IpAddress(address),
-                Err(_) => SanType::DnsName((*name).try_into().unwrap()),
-            })
-            .collect();
-        let key = KeyPair::generate().unwrap();
-        let certificate = params.signed_by(&key, &self.issuer).unwrap();
-        (
-            certificate.der().clone(),
-            PrivateKeyDer::try_from(key.serialize_der()).unwrap(),
-        )
+    pub(crate) fn issue(&self, names: &[&str]) -> Pair {
+        self.issue_valid(names, time::Duration::days(-1), time::Duration::days(10))
     }
+
+    pub(crate) fn issue_valid(&self, names: &[&str], from: time::Duration, to: time::Duration) -> Pair {
+        let (mut params, key) = (leaf(names, from, to), KeyPair::generate().unwrap());
+        params.use_authority_key_identifier_extension = true;
+        pair(&params.signed_by(&key, &self.issuer).unwrap(), &key)
+    }
+}
+
+/// A certificate and its key.
+pub(crate) type Pair = (CertificateDer<'static>, PrivateKeyDer<'static>);
+
+/// A certificate that nobody but itself has signed.
+pub(crate) fn self_signed(names: &[&str]) -> Pair {
+    let (params, key) = (
+        leaf(names, time::Duration::days(-1), time::Duration::days(10)),
+        KeyPair::generate().unwrap(),
+    );
+    pair(&params.self_signed(&key).unwrap(), &key)
+}
+
+fn leaf(names: &[&str], from: time::Duration, to: time::Duration) -> CertificateParams {
+    let mut params = CertificateParams::default();
+    params.distinguished_name.push(DnType::CommonName, "upstream");
+    params.not_before = time::OffsetDateTime::now_utc() + from;
+    params.not_after = time::OffsetDateTime::now_utc() + to;
+    params.subject_alt_names = names
+        .iter()
+        .map(|name| match name.parse() {
+            Ok(address) => SanType::IpAddress(address),
+            Err(_) => SanType::DnsName((*name).try_into().unwrap()),
+        })
+        .collect();
+    params
+}
+
+fn pair(certificate: &Certificate, key: &KeyPair) -> Pair {
+    (
+        certificate.der().clone(),
+        PrivateKeyDer::try_from(key.serialize_der()).unwrap(),
+    )
+}
+
+/// The PEM text of a certificate.
+pub(crate) fn pem(certificate: &CertificateDer<'_>) -> String {
+    let text = STANDARD.encode(certificate);
+    format!("-----BEGIN CERTIFICATE-----\n{text}\n-----END CERTIFICATE-----\n")
 }
 
 /// One request as the upstream received it.
@@ -131,6 +166,46 @@ impl Upstream {
         Self::start_with(responder, ca, certificate, key, None).await
     }
 
+    /// Speaks one version of TLS, with this certificate.
+    pub(crate) async fn speaking(
+        version: &'static SupportedProtocolVersion,
+        responder: Responder,
+        ca: Ca,
+        (certificate, key): Pair,
+    ) -> Self {
+        let config = ServerConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
+            .with_protocol_versions(&[version])
+            .unwrap()
+            .with_no_client_auth()
+            .with_single_cert(vec![certificate], key)
+            .unwrap();
+        Self::start_config(responder, ca, config).await
+    }
+
+    /// Greets whoever connects with these bytes, and ends the connection.
+    pub(crate) async fn greeting(bytes: &'static [u8]) -> Self {
+        let listener = TcpListener::bind((local_address(), 0)).await.unwrap();
+        let upstream = Self {
+            address: listener.local_addr().unwrap(),
+            ca: Ca::new("cluster CA"),
+            received: Arc::default(),
+            connections: Arc::default(),
+            open: Arc::default(),
+        };
+        let received = upstream.received.clone();
+        tokio::spawn(async move {
+            while let Ok((mut tcp, _)) = listener.accept().await {
+                let _ = tcp.write_all(bytes).await;
+                let _ = tcp.shutdown().await;
+                let mut sent = Vec::new();
+                let _ = tcp.read_to_end(&mut sent).await;
+                let head = String::from_utf8_lossy(&sent).into_owned();
+                received.lock().unwrap().push(Received { head, body: sent });
+            }
+        });
+        upstream
+    }
+
     pub(crate) async fn start_with(
         responder: Responder,
         ca: Ca,
@@ -154,7 +229,10 @@ impl Upstream {
                 )
             }
         };
-        let config = builder.with_single_cert(vec![certificate], key).unwrap();
+        Self::start_config(responder, ca, builder.with_single_cert(vec![certificate], key).unwrap()).await
+    }
+
+    async fn start_config(responder: Responder, ca: Ca, config: ServerConfig) -> Self {
         let listener = TcpListener::bind((local_address(), 0)).await.unwrap();
         let upstream = Self {
             address: listener.local_addr().unwrap(),

@@ -158,7 +158,14 @@ fn cases_27_71_72_75_each_mistake_names_user_cluster_and_remedy() {
                 "server: \"https://h\", certificate-authority-data: {}",
                 STANDARD.encode("x")
             ),
-            "no certificate",
+            "no certificate:",
+        ),
+        (
+            format!(
+                "server: \"https://h\", certificate-authority-data: {}",
+                STANDARD.encode("-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n")
+            ),
+            "trust anchor",
         ),
         ("server: \"https://h\", proxy-url: \"http://p\"".into(), "proxy-url"),
         (

@@ -149,6 +149,8 @@ impl Activity {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::fixtures::{Api, Replica};
+    use crate::store::fixtures::pod;
 
     #[test]
     fn one_write_an_interval_and_the_latest_time_wins() {
@@ -165,6 +167,22 @@ mod tests {
         assert_eq!(coalescer.flush("u", second(30).0), Some(second(29).1));
         assert_eq!(touch(&mut coalescer, 60), Due::Now);
         assert_eq!(coalescer.touch("v", second(60).0, second(60).1), Due::Now);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_activity_that_comes_too_early_is_written_later() {
+        let replica = Replica::new(Api::willing());
+        let sandbox = replica.watched(&pod("p", "u", 1, Some("s1")));
+        let activity = Activity::new(replica.cluster.clone());
+        let writes = || replica.api.requests("PATCH");
+        for _ in 0..3 {
+            activity.touch(&sandbox);
+        }
+        tokio::time::sleep(INTERVAL / 2).await;
+        assert_eq!(writes().len(), 1, "{:?}", writes());
+        tokio::time::sleep(INTERVAL * 3).await;
+        assert_eq!(writes().len(), 2, "{:?}", writes());
+        assert!(writes().iter().all(|line| line.contains(labels::LAST_ACTIVITY)));
     }
 
     #[test]

@@ -14,7 +14,7 @@ use cli_mcp_sandbox::token::Token;
 use cli_mcp_sandbox::wire::{AGENT_PORT, AssignRequest, ErrorBody, ExecRequest, ExecResult, NDJSON, StreamChunk};
 use http::{HeaderValue, Method, Request, StatusCode, header};
 use http_body_util::{BodyExt, Full, Limited};
-use hyper::body::Incoming;
+use hyper::body::{Body, Incoming};
 use tracing::Span;
 
 use self::dial::{DialError, Dialer};
@@ -35,7 +35,7 @@ pub enum AgentError {
     /// No connection: the command was not sent.
     #[error("the agent cannot be reached: {0}")]
     NotReached(#[from] DialError),
-    /// The request was sent and the connection ended without an answer: the command may have run.
+    /// The request was sent and has no answer of the agent's: the command may have run.
     #[error("the connection to the sandbox broke: {0}")]
     Lost(String),
     /// The agent refused: the command did not run.
@@ -76,6 +76,11 @@ impl Flight {
     #[must_use]
     pub fn may_have_started(&self) -> bool {
         self.sent.load(Ordering::Acquire)
+    }
+
+    #[cfg(test)]
+    pub(crate) fn mark_sent(&self) {
+        self.sent.store(true, Ordering::Release);
     }
 }
 
@@ -123,8 +128,11 @@ impl AgentClient {
             .apply(request.headers_mut());
         let (response, connection) = self.send(sandbox, request, &flight.sent).await?;
         if response.status() != StatusCode::OK {
-            flight.sent.store(false, Ordering::Release);
-            return Err(self.refusal(sandbox, response, connection).await);
+            let refusal = self.refusal(sandbox, response, connection).await;
+            if matches!(refusal, AgentError::Refused { .. }) {
+                flight.sent.store(false, Ordering::Release);
+            }
+            return Err(refusal);
         }
         let (result, ended) = match output {
             Some(sink) => answer::streamed(response.into_body(), sink, &flight.held).await?,
@@ -252,6 +260,8 @@ impl AgentClient {
         }
     }
 
+    /// What an answer other than 200 says. All errors of an agent are JSON; a 5xx that is none comes of somebody between,
+    /// such as a mesh's proxy, who may have passed the request on.
     async fn refusal(
         &self,
         sandbox: &Sandbox,
@@ -259,19 +269,24 @@ impl AgentClient {
         connection: Connection,
     ) -> AgentError {
         let status = response.status();
-        match read(response.into_body(), MAX_ERROR_BYTES).await {
-            Ok(body) => {
-                self.pool.put(&sandbox.uid, connection);
-                let message = match serde_json::from_slice::<ErrorBody>(&body) {
-                    Ok(body) => body.error,
-                    Err(_) => String::from_utf8_lossy(&body).chars().take(200).collect(),
-                };
-                AgentError::Refused { status, message }
-            }
-            Err(_) => AgentError::Refused {
-                status,
-                message: "(no readable reason)".to_owned(),
-            },
+        let body = read(response.into_body(), MAX_ERROR_BYTES).await.ok();
+        if body.is_some() {
+            self.pool.put(&sandbox.uid, connection);
+        }
+        let body = body.unwrap_or_default();
+        if let Ok(ErrorBody { error: message }) = serde_json::from_slice(&body) {
+            return AgentError::Refused { status, message };
+        }
+        let text: String = String::from_utf8_lossy(&body).trim().chars().take(200).collect();
+        let message = if text.is_empty() {
+            format!("HTTP status {} without a reason", status.as_u16())
+        } else {
+            text
+        };
+        if status.is_server_error() {
+            AgentError::Lost(message)
+        } else {
+            AgentError::Refused { status, message }
         }
     }
 }
@@ -282,10 +297,16 @@ fn json(body: &impl serde::Serialize) -> Result<Bytes, AgentError> {
         .map_err(|error| DialError::new(error.to_string()).into())
 }
 
-async fn read(body: Incoming, limit: usize) -> Result<Bytes, AgentError> {
+async fn read<B>(body: B, limit: usize) -> Result<Bytes, AgentError>
+where
+    B: Body<Data = Bytes, Error: Into<Box<dyn std::error::Error + Send + Sync>>>,
+{
     let collected = Limited::new(body, limit)
         .collect()
         .await
         .map_err(|error| AgentError::Lost(error.to_string()))?;
     Ok(collected.to_bytes())
 }
+
+#[cfg(test)]
+mod tests;

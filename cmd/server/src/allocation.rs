@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use cli_mcp_sandbox::token::HmacKey;
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use tokio::time::Instant;
 use tracing::{Instrument, info_span};
 
@@ -33,7 +33,7 @@ const FIRST_LIST: Duration = Duration::from_secs(10);
 pub(crate) const OTHER_DECIDES: Duration = Duration::from_secs(3);
 
 /// A pod that should be gone for so long is on a lost node: nothing will confirm its end, so it is deleted by force.
-const LOST_NODE: Duration = Duration::from_secs(30);
+const LOST_NODE: SignedDuration = SignedDuration::from_secs(30);
 
 /// How often the whole search is begun anew before the caller is told to try again.
 const ATTEMPTS: u32 = 16;
@@ -256,16 +256,12 @@ impl Allocator {
         due: Option<Timestamp>,
         deadline: Instant,
     ) -> Result<(), Failure> {
-        let overdue = due.map_or(LOST_NODE, |due| {
-            let left = due.duration_until(Timestamp::now());
-            LOST_NODE.saturating_sub(Duration::try_from(left).unwrap_or_default())
-        });
         let gone = self.cache.wait_for(|store| match store.get(&sandbox.name) {
             Some(still) if still.uid == sandbox.uid => None,
             _ => Some(()),
         });
         tokio::pin!(gone);
-        let patience = Instant::now() + overdue;
+        let patience = Instant::now() + until_overdue(due, Timestamp::now());
         tokio::select! {
             () = &mut gone => return Ok(()),
             () = tokio::time::sleep_until(patience.min(deadline)) => {}
@@ -379,6 +375,13 @@ fn stale(sandbox: &Sandbox, spec_hash: &str) -> bool {
     matches!(&sandbox.phase, Phase::Starting(Some(_))) && sandbox.spec_hash.as_deref() != Some(spec_hash)
 }
 
+/// How long a pod that is due to be gone at this time may still take, before its node counts as lost.
+fn until_overdue(due: Option<Timestamp>, now: Timestamp) -> Duration {
+    let until_due = due.map_or(SignedDuration::ZERO, |due| now.duration_until(due));
+    let left = until_due.saturating_add(LOST_NODE);
+    Duration::try_from(left).unwrap_or_default()
+}
+
 /// One session's room, held until its pod is in the store.
 struct Reservation<'a> {
     reserved: &'a Mutex<HashSet<SessionId>>,
@@ -391,3 +394,6 @@ impl Drop for Reservation<'_> {
         reserved.remove(&self.session);
     }
 }
+
+#[cfg(test)]
+mod tests;

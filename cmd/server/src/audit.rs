@@ -268,6 +268,24 @@ mod tests {
     }
 
     #[test]
+    fn a_timeout_is_told_from_a_command_that_ends_with_the_same_code() {
+        for (timed_out, exit_code, expected) in [
+            (true, 124, "timed_out"),
+            (true, 0, "timed_out"),
+            (false, 124, "nonzero_exit"),
+            (false, 0, "ok"),
+        ] {
+            let mut record = Record::call(Identity::default());
+            record.finished(&ExecResult {
+                exit_code,
+                timed_out,
+                ..ExecResult::default()
+            });
+            assert_eq!(record.outcome(), expected, "{timed_out} {exit_code}");
+        }
+    }
+
+    #[test]
     fn it_says_who_where_and_what_came_of_it() {
         let line = shown(AuditCommands::None);
         assert_eq!(line["audit"], "call");

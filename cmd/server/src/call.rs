@@ -11,6 +11,7 @@ use tokio::time::Instant;
 use tracing::{Instrument, info_span};
 
 use crate::activity::{self, Activity};
+use crate::agent::dial::DialError;
 use crate::agent::{AgentClient, AgentError, Flight, OutputSink};
 use crate::allocation::{Allocated, Allocator, OTHER_DECIDES, TakenOver};
 use crate::backoff::Backoff;
@@ -69,15 +70,6 @@ enum Gone {
     Died(String),
     /// Somebody deleted it.
     Deleted,
-}
-
-impl Gone {
-    fn reason(self) -> String {
-        match self {
-            Self::Died(reason) => reason,
-            Self::Deleted => DELETED.to_owned(),
-        }
-    }
 }
 
 impl Runner {
@@ -142,7 +134,7 @@ impl Runner {
                 }
                 // Another one would do the same.
                 Attempt::Gone(Gone::Died(reason)) if allocated.fresh => return Err(Failure::CannotStart(reason)),
-                Attempt::Gone(gone) if Instant::now() >= deadline => return Err(Failure::NotReady(gone.reason())),
+                // Where there is no more time, the search says so.
                 Attempt::Gone(_) => {}
             }
         }
@@ -285,7 +277,7 @@ impl Runner {
                 reason = &mut death => break if flight.may_have_started() {
                     Err(Failure::Died(reason))
                 } else {
-                    Ok(Err(AgentError::NotReached(crate::agent::dial::DialError::new(reason))))
+                    Ok(Err(AgentError::NotReached(DialError::new(reason))))
                 },
                 () = &mut limit => break Err(Failure::Lost("the agent does not answer".to_owned())),
                 _ = beat.tick() => self.activity.touch(sandbox),
@@ -388,35 +380,4 @@ fn is_hopeless(reason: &str) -> bool {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::store::fixtures::pod;
-
-    #[test]
-    fn an_open_network_has_its_time_from_the_first_answer_of_a_sandbox_that_is_new() {
-        let began = Instant::now();
-        let deadline = began + START_LIMIT;
-        // A pod that took longer to start than a policy may take to settle.
-        let answered = began + POLICY_SETTLES * 3;
-        let until = |fresh, claimed, ready, since| {
-            let mut sandbox = Sandbox::from_pod(&pod("a", "1", 1, Some("s"))).unwrap();
-            (sandbox.claimed, sandbox.ready) = (claimed, ready);
-            let sandbox = Arc::new(sandbox);
-            let allocated = Allocated {
-                sandbox: sandbox.clone(),
-                fresh,
-            };
-            patience(&allocated, &sandbox, "EgressNotEnforced: it is open", since, deadline)
-        };
-        for (fresh, ready) in [(true, true), (true, false), (false, false)] {
-            assert_eq!(until(fresh, false, ready, answered), answered + POLICY_SETTLES);
-        }
-        assert_eq!(until(true, true, true, answered), answered + POLICY_SETTLES);
-        assert_eq!(until(true, false, true, deadline), deadline);
-        assert_eq!(
-            until(false, false, true, answered),
-            answered,
-            "one that was closed before"
-        );
-    }
-}
+mod tests;

@@ -175,6 +175,8 @@ pub fn cancelled_request(body: &[u8]) -> Option<RequestId> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::fixtures::{Api, Replica};
+    use crate::store::fixtures::{pod, session};
 
     fn key(user: Option<&str>, session: &str, id: RequestId) -> CallKey {
         CallKey::new(user, &session.parse().unwrap(), &id)
@@ -208,6 +210,29 @@ mod tests {
         assert!(calls.cancel(&one()) && second.cancelled.is_cancelled());
         drop(second);
         assert!(!calls.cancel(&one()) && calls.calls.lock().unwrap().is_empty());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn other_servers_are_told_of_a_call_only_when_it_is_not_here_and_may_be_there() {
+        let replica = Replica::new(Api::willing());
+        let calls = RunningCalls::default();
+        let canceller = Canceller::new(calls.clone(), replica.cluster.clone(), replica.cache.clone());
+        let call = key(None, "s1", RequestId::Number(1));
+        canceller.cancel(&session("s1"), &call).await;
+        replica.watched(&pod("other", "o", 1, Some("s2")));
+        canceller.cancel(&session("s1"), &call).await;
+        let sandbox = replica.watched(&pod("p", "u", 2, Some("s1")));
+        let here = calls.begin(call.clone());
+        canceller.cancel(&session("s1"), &call).await;
+        assert!(here.cancelled.is_cancelled() && replica.api.requests("").is_empty());
+
+        drop(here);
+        canceller.cancel(&session("s1"), &call).await;
+        let told = replica.api.requests("PATCH");
+        assert!(told.len() == 1 && told[0].contains(&call.annotation("")), "{told:?}");
+        replica.cache.write(|store| store.mark_ended(&sandbox));
+        canceller.cancel(&session("s1"), &call).await;
+        assert_eq!(replica.api.requests("").len(), 1);
     }
 
     #[test]

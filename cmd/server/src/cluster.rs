@@ -351,3 +351,6 @@ impl Cluster {
             .ok_or_else(|| ClusterError::Refused("it answered with a pod without name or UID".to_owned()))
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,6 +1,5 @@
 //! Why a call has no result, as the sentence that the model reads: what is wrong, whether the command ran, what to do.
 
-use crate::agent::AgentError;
 use crate::cluster::ClusterError;
 use crate::gate::Closed;
 use crate::session::InvalidSessionId;
@@ -108,15 +107,5 @@ impl Failure {
 impl From<ClusterError> for Failure {
     fn from(error: ClusterError) -> Self {
         Self::Cluster(error.to_string())
-    }
-}
-
-impl From<AgentError> for Failure {
-    fn from(error: AgentError) -> Self {
-        match error {
-            AgentError::NotReached(error) => Self::NotReady(error.to_string()),
-            AgentError::Lost(reason) => Self::Lost(reason),
-            AgentError::Refused { message, .. } => Self::Refused(message),
-        }
     }
 }

@@ -58,3 +58,52 @@ impl Health for ServerHealth {
         answer
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use http::StatusCode;
+
+    use super::*;
+    use crate::fixtures::{Api, Replica};
+
+    fn health(replica: &Replica) -> (ServerHealth, CancellationToken) {
+        let stopping = CancellationToken::new();
+        let health = ServerHealth::new(replica.cluster.clone(), replica.cache.clone(), stopping.clone());
+        (health, stopping)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_answer_stands_for_a_moment_and_not_for_longer() {
+        for (api, healthy) in [
+            (Api::willing(), true),
+            (Api::refusing(StatusCode::FORBIDDEN, "no right"), false),
+        ] {
+            let replica = Replica::new(api);
+            let (health, _stopping) = health(&replica);
+            for (wait, requests) in [(Duration::ZERO, 1), (STANDS_FOR / 2, 1), (STANDS_FOR, 2)] {
+                tokio::time::sleep(wait).await;
+                let answer = health.check().await;
+                match answer {
+                    Ok(()) => assert!(healthy),
+                    Err(reason) => assert!(!healthy && reason.contains("no right"), "{reason}"),
+                }
+                assert_eq!(replica.api.requests("GET").len(), requests, "{wait:?}");
+            }
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_server_that_stops_or_has_not_begun_is_unhealthy_without_a_request() {
+        let replica = Replica::unsynced(Api::willing());
+        let (begins, _stopping) = health(&replica);
+        assert!(begins.check().await.unwrap_err().contains("have not been read yet"));
+        assert!(replica.api.requests("").is_empty());
+
+        let replica = Replica::new(Api::willing());
+        let (stops, stopping) = health(&replica);
+        stops.check().await.unwrap();
+        stopping.cancel();
+        assert_eq!(stops.check().await.unwrap_err(), "the server is shutting down");
+        assert_eq!(replica.api.requests("").len(), 1, "and at once");
+    }
+}

@@ -251,10 +251,18 @@ mod tests {
         assert!(!judge("mcp.example.com", Some("http://localhost:5173"), cluster));
         assert!(judge("mcp.example.com", Some("https://mcp.example.com"), cluster));
         assert!(!judge("mcp.example.com", Some("https://mcp.example.com:444"), cluster));
+        assert!(!judge(
+            "mcp.example.com",
+            Some("chrome-extension://mcp.example.com"),
+            cluster
+        ));
     }
 
     #[test]
-    fn a_wildcard_is_one_label() {
+    fn a_name_covers_itself_and_a_wildcard_one_label() {
+        assert!(certifies("A.example.com", "a.example.com"));
+        assert!(!certifies("example.com", "a.example.com"));
+        assert!(!certifies("a.example.com", "b.example.com"));
         assert!(certifies("*.example.com", "a.example.com"));
         assert!(!certifies("*.example.com", "example.com"));
         assert!(!certifies("*.example.com", "a.b.example.com"));

@@ -5,7 +5,7 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use axum::body::Body;
+use axum::body::{Body, Bytes};
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, Request, State};
 use axum::middleware::{self, Next};
@@ -173,23 +173,32 @@ async fn whole_body(
             .insert(header::RETRY_AFTER, HeaderValue::from_static("5"));
         return Ok(busy);
     };
-    Ok(
-        match tokio::time::timeout(BODY_TIMEOUT, body::to_bytes(body, MAX_BODY_BYTES)).await {
-            Ok(Ok(bytes)) => {
-                if let Some((session, call)) = cancelled_call(&parts, &bytes) {
-                    tokio::spawn(async move { canceller.cancel(&session, &call).await });
-                }
-                parts.extensions.insert(held.clone());
-                let answer = next.run(Request::from_parts(parts, Body::from(bytes))).await;
-                answer.map(|body| held.until_written(body))
+    Ok(match arrived(body).await {
+        Ok(bytes) => {
+            if let Some((session, call)) = cancelled_call(&parts, &bytes) {
+                tokio::spawn(async move { canceller.cancel(&session, &call).await });
             }
-            Ok(Err(_)) => error_response(
-                StatusCode::PAYLOAD_TOO_LARGE,
-                &format!("the request body is longer than {MAX_BODY_BYTES} bytes, or did not arrive whole"),
-            ),
-            Err(_) => error_response(StatusCode::REQUEST_TIMEOUT, "the request body took too long to arrive"),
-        },
-    )
+            parts.extensions.insert(held.clone());
+            let answer = next.run(Request::from_parts(parts, Body::from(bytes))).await;
+            answer.map(|body| held.until_written(body))
+        }
+        Err((status, text)) => error_response(status, &text),
+    })
+}
+
+/// A body, or what its client is told.
+async fn arrived(body: Body) -> Result<Bytes, (StatusCode, String)> {
+    match tokio::time::timeout(BODY_TIMEOUT, body::to_bytes(body, MAX_BODY_BYTES)).await {
+        Ok(Ok(bytes)) => Ok(bytes),
+        Ok(Err(_)) => Err((
+            StatusCode::PAYLOAD_TOO_LARGE,
+            format!("the request body is longer than {MAX_BODY_BYTES} bytes, or did not arrive whole"),
+        )),
+        Err(_) => Err((
+            StatusCode::REQUEST_TIMEOUT,
+            "the request body took too long to arrive".to_owned(),
+        )),
+    }
 }
 
 /// The call that a request cancels, if it is a notification of that.
@@ -204,10 +213,25 @@ fn cancelled_call(parts: &Parts, body: &[u8]) -> Option<(SessionId, CallKey)> {
 #[cfg(test)]
 mod tests {
     use cli_mcp_serving::listener::{self, Limits, Plain};
+    use futures::StreamExt;
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     use tokio::net::{TcpListener, TcpStream};
 
     use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_body_that_does_not_arrive_whole_or_in_time_is_not_served() {
+        let frame = |text: &'static str| Ok(Bytes::from_static(text.as_bytes()));
+        let stream = |frames: Vec<std::io::Result<Bytes>>| futures::stream::iter(frames);
+        let whole = stream(vec![frame("a"), frame("b")]);
+        assert_eq!(arrived(Body::from_stream(whole)).await.unwrap(), "ab");
+        let slow = stream(vec![frame("a")]).chain(futures::stream::pending());
+        let (status, _) = arrived(Body::from_stream(slow)).await.unwrap_err();
+        assert_eq!(status, StatusCode::REQUEST_TIMEOUT);
+        let broken = stream(vec![frame("a"), Err(std::io::Error::other("reset"))]);
+        let (status, _) = arrived(Body::from_stream(broken)).await.unwrap_err();
+        assert_eq!(status, StatusCode::PAYLOAD_TOO_LARGE);
+    }
 
     #[tokio::test]
     async fn a_kept_connection_is_closed_by_the_first_answer_after_the_stop() {

@@ -12,6 +12,8 @@ pub mod cancellation;
 pub mod cluster;
 pub mod config;
 pub mod failure;
+#[cfg(test)]
+mod fixtures;
 pub mod gate;
 pub mod health;
 pub mod host;

@@ -5,7 +5,7 @@ use std::time::Duration;
 use bytes::{Bytes, BytesMut};
 use cli_mcp_sandbox::wire::{ExecResult, StreamChunk, StreamLine};
 use http_body_util::BodyExt;
-use hyper::body::{Body, Incoming};
+use hyper::body::Body;
 
 use super::{AgentError, OutputSink, read};
 use crate::budget::{Held, SMALL_BYTES};
@@ -19,7 +19,10 @@ const MAX_PIECE_BYTES: usize = 64 * 1024;
 /// How long the end of a body may come after its result; a connection without it is not used again.
 const END: Duration = Duration::from_millis(100);
 
-pub(super) async fn plain(body: Incoming, held: &Held) -> Result<ExecResult, AgentError> {
+pub(super) async fn plain<B>(body: B, held: &Held) -> Result<ExecResult, AgentError>
+where
+    B: Body<Data = Bytes, Error: Into<Box<dyn std::error::Error + Send + Sync>>>,
+{
     // A length that is not told may be any.
     if body
         .size_hint()
@@ -114,9 +117,11 @@ fn joins(last: &StreamChunk, next: &StreamChunk) -> bool {
 #[cfg(test)]
 mod tests {
     use cli_mcp_sandbox::wire::OutputStream;
+    use futures::FutureExt;
     use proptest::prelude::*;
 
     use super::*;
+    use crate::budget::Budget;
 
     const BODY: &str = concat!(
         r#"{"stream":"stdout","data":"a\n"}"#,
@@ -162,8 +167,7 @@ mod tests {
     async fn a_whole_result_counts_although_the_connection_breaks_behind_it() {
         let held = Held::default();
         let broken = || Err(std::io::Error::other("reset by peer"));
-        let body = |frames| http_body_util::StreamBody::new(futures::stream::iter::<Vec<_>>(frames));
-        let data = |text: &'static str| Ok(hyper::body::Frame::data(Bytes::from_static(text.as_bytes())));
+        let data = |text: &'static str| Ok(Bytes::from_static(text.as_bytes()));
 
         let (result, ended) = streamed(body(vec![data(BODY), broken()]), &mut Nowhere, &held)
             .await
@@ -178,6 +182,67 @@ mod tests {
         let cut = body(vec![data(&BODY[..BODY.len() - 3]), broken()]);
         let cut = streamed(cut, &mut Nowhere, &held).await;
         assert!(matches!(cut, Err(AgentError::Lost(_))), "{cut:?}");
+    }
+
+    /// A body of these frames, whose length is not told.
+    fn body(frames: Vec<Result<Bytes, std::io::Error>>) -> impl Body<Data = Bytes, Error = std::io::Error> + Unpin {
+        let frames = frames.into_iter().map(|frame| frame.map(hyper::body::Frame::data));
+        http_body_util::StreamBody::new(futures::stream::iter(frames.collect::<Vec<_>>()))
+    }
+
+    #[tokio::test]
+    async fn a_plain_answer_is_a_result_or_leaves_the_fate_open() {
+        let held = Held::default();
+        let whole = r#"{"stdout":"a","stderr":"","exit_code":3,"duration_ms":7}"#;
+        let text = |text: &'static str| Ok(Bytes::from_static(text.as_bytes()));
+        let result = plain(body(vec![text(&whole[..9]), text(&whole[9..])]), &held).await;
+        assert_eq!(result.unwrap().exit_code, 3);
+
+        let broken = || Err(std::io::Error::other("reset by peer"));
+        let megabyte = Bytes::from(vec![b' '; 1024 * 1024]);
+        let too_long = vec![megabyte; MAX_RESULT_BYTES / (1024 * 1024) + 1];
+        for (frames, why) in [
+            (vec![text("<html>")], "no result"),
+            (vec![], "no result"),
+            (vec![text(r#"{"error":"no"}"#)], "no result"),
+            (vec![text(&whole[..9]), broken()], "reset by peer"),
+            (too_long.into_iter().map(Ok).collect(), "limit exceeded"),
+        ] {
+            let failed = plain(body(frames), &held).await;
+            assert!(
+                matches!(&failed, Err(AgentError::Lost(reason)) if reason.contains(why)),
+                "{why}: {failed:?}"
+            );
+        }
+    }
+
+    #[tokio::test]
+    async fn an_answer_that_may_be_large_waits_for_its_memory() {
+        let budget = Budget::default();
+        let mut large = Vec::new();
+        let waits = loop {
+            let held = budget.request(0).await.unwrap();
+            if held.large_result().now_or_never().is_none() {
+                break held;
+            }
+            large.push(held);
+        };
+        let small = http_body_util::Full::new(Bytes::from_static(b"{}"));
+        assert!(plain(small, &waits).now_or_never().is_some());
+        let untold = body(vec![Ok(Bytes::from_static(b"{}"))]);
+        assert!(plain(untold, &waits).now_or_never().is_none());
+    }
+
+    #[test]
+    fn a_line_without_an_end_is_not_kept_for_ever() {
+        let mut lines = Lines {
+            buffer: BytesMut::zeroed(MAX_RESULT_BYTES),
+        };
+        let failed = lines.feed(b"x");
+        assert!(
+            matches!(&failed, Err(AgentError::Lost(reason)) if reason.contains("too long")),
+            "{failed:?}"
+        );
     }
 
     #[test]

@@ -76,7 +76,8 @@ impl Allocator {
         }
     }
 
-    /// Does what the replica that claimed this sandbox left undone: it is assigned, unless the session has another.
+    /// Does what the replica that claimed this sandbox left undone: it is assigned, unless the session has another, and
+    /// ended where it takes no session.
     ///
     /// # Errors
     ///
@@ -86,12 +87,18 @@ impl Allocator {
         let Some(other) = other(all.iter(), left) else {
             return match self.assign(left, session).await {
                 Ok(()) | Err(AgentError::NotReached(_) | AgentError::Lost(_)) => Ok(TakenOver::Kept),
+                Err(error) if is_final(&error) && self.is_unassigned(left).await => {
+                    self.discard(left, &error).await?;
+                    if let Some(reason) = &left.replaces {
+                        self.cache.write(|store| store.record_loss(session, reason.clone()));
+                    }
+                    Ok(TakenOver::GivenUp)
+                }
                 Err(AgentError::Refused { message, .. }) => Err(Failure::NotReady(message)),
             };
         };
         // Else it was assigned meanwhile, or is unavailable for another reason: commands may have run in it.
-        let assign = self.key.assign_token(&left.name);
-        if !matches!(self.agent.is_unassigned(left, &assign).await, Ok(true)) {
+        if !self.is_unassigned(left).await {
             return Ok(TakenOver::Kept);
         }
         tracing::warn!(pod = %left.name, %other, %session, "Ended a sandbox that another server left undecided: the session has another");
@@ -109,7 +116,10 @@ impl Allocator {
                 .instrument(info_span!("assign", otel.kind = "client", pod = %mine.name));
             let error = match tokio::time::timeout_at(deadline, assign).await {
                 Ok(Ok(())) => return Ok(Made::Sandbox(mine.into())),
-                Ok(Err(error)) if is_final(&error) => return self.discard(&mine, &error).await,
+                Ok(Err(error)) if is_final(&error) => {
+                    self.discard(&mine, &error).await?;
+                    return Ok(Made::Useless);
+                }
                 Ok(Err(error)) => error,
                 Err(_) => AgentError::Lost("no answer to /assign".to_owned()),
             };
@@ -124,16 +134,23 @@ impl Allocator {
             });
             tokio::select! {
                 () = tokio::time::sleep(backoff.next()) => {}
-                () = gone => return self.discard(&mine, &error).await,
+                () = gone => {
+                    self.discard(&mine, &error).await?;
+                    return Ok(Made::Useless);
+                }
             }
         }
     }
 
     /// A pod of the pool that does not take its session is of no use to anyone.
-    async fn discard(&self, mine: &Sandbox, error: &AgentError) -> Result<Made, Failure> {
-        tracing::warn!(pod = %mine.name, %error, "A sandbox of the pool could not be assigned and is deleted");
-        self.cluster.end(mine, "unassignable").await?;
-        Ok(Made::Useless)
+    async fn discard(&self, useless: &Sandbox, error: &AgentError) -> Result<(), ClusterError> {
+        tracing::warn!(pod = %useless.name, %error, "A sandbox of the pool could not be assigned and is deleted");
+        self.cluster.end(useless, "unassignable").await
+    }
+
+    async fn is_unassigned(&self, sandbox: &Sandbox) -> bool {
+        let assign = self.key.assign_token(&sandbox.name);
+        matches!(self.agent.is_unassigned(sandbox, &assign).await, Ok(true))
     }
 
     async fn assign(&self, sandbox: &Sandbox, session: &SessionId) -> Result<(), AgentError> {
@@ -180,129 +197,113 @@ fn other<'a>(all: impl Iterator<Item = &'a Sandbox>, mine: &Sandbox) -> Option<S
 
 #[cfg(test)]
 mod tests {
-    use std::sync::{Arc, Mutex};
-
-    use axum::Json;
-    use axum::extract::Request;
-    use cli_mcp_api::v1alpha1::EgressCheck;
-    use cli_mcp_sandbox::pod::{ClusterAccess, Egress, SandboxTemplate, default_resources};
-    use cli_mcp_sandbox::token::HmacKey;
+    use axum::Router;
+    use axum::routing::post;
     use k8s_openapi::api::core::v1::Pod;
     use kube::runtime::watcher::Event;
-    use serde_json::json;
 
     use super::*;
+    use crate::fixtures::{Api, Replica, agent, local_pod, pods};
     use crate::store::fixtures::{pod, session};
 
-    /// An API server that lists these pods; the queries of its requests.
-    fn api(pods: Vec<Pod>) -> (kube::Client, Arc<Mutex<Vec<String>>>) {
-        let queries: Arc<Mutex<Vec<String>>> = Arc::default();
-        let noted = queries.clone();
-        let router = axum::Router::new().fallback(move |request: Request| {
-            noted
-                .lock()
-                .unwrap()
-                .push(request.uri().query().unwrap_or_default().to_owned());
-            let list = json!({"apiVersion": "v1", "kind": "PodList", "metadata": {}, "items": pods});
-            async move { Json(list) }
-        });
-        (kube::Client::new(router, "ns"), queries)
-    }
-
-    struct Replica {
-        cluster: Cluster,
-        cache: Arc<SandboxCache>,
+    /// A replica that has just claimed a pod with version 7.
+    struct Claimed {
+        replica: Replica,
         mine: Sandbox,
-        queries: Arc<Mutex<Vec<String>>>,
     }
 
-    impl Replica {
-        /// One that has just claimed a pod with version 7.
-        fn claimed(listed: Vec<Pod>) -> Self {
-            let (client, queries) = api(listed);
-            let cache = Arc::new(SandboxCache::of_owner(None));
-            let template = SandboxTemplate {
-                instance: "demo".to_owned(),
-                namespace: "ns".to_owned(),
-                image: "localhost/sandbox:dev".to_owned(),
-                image_pull_policy: None,
-                image_pull_secrets: Vec::new(),
-                service_account: "cli-mcp-demo-sandbox".to_owned(),
-                resources: default_resources(),
-                workspace_size_limit: None,
-                env: Vec::new(),
-                runtime_class_name: None,
-                node_selector: std::collections::BTreeMap::new(),
-                tolerations: Vec::new(),
-                access: ClusterAccess::Secret { name: "kc".to_owned() },
-                egress: Egress {
-                    check: EgressCheck::Disabled,
-                    target: None,
-                    control: None,
-                },
-            };
-            let cluster = Cluster::new(client, cache.clone(), template, None, HmacKey::new(&[7; 32]).unwrap());
+    impl Claimed {
+        fn over(listed: Vec<Pod>) -> Self {
+            let replica = Replica::unsynced(Api::new(move |_| Some(pods(&listed))));
             let claimed = pod("mine", "m", 7, Some("s1"));
-            cache.observe(&claimed);
+            replica.cache.observe(&claimed);
             Self {
-                cluster,
-                cache,
+                replica,
                 mine: Sandbox::from_pod(&claimed).unwrap(),
-                queries,
             }
         }
 
         async fn rival(&self) -> Option<String> {
-            rival(&self.cluster, &self.cache, &self.mine, &session("s1"))
+            rival(&self.replica.cluster, &self.replica.cache, &self.mine, &session("s1"))
                 .await
                 .unwrap()
         }
 
         fn queries(&self) -> Vec<String> {
-            self.queries.lock().unwrap().clone()
+            self.replica.api.requests("GET")
         }
     }
 
     #[tokio::test(start_paused = true)]
     async fn the_watch_decides_without_a_request_and_only_when_it_is_up_to_the_claim() {
-        let replica = Replica::claimed(Vec::new());
+        let claimed = Claimed::over(Vec::new());
         let watch = async {
             // Until it has brought what was written before the claim, the decision waits.
-            replica
+            claimed
+                .replica
                 .cache
                 .apply(&Event::Apply(pod("earlier", "e", 5, Some("other"))));
             tokio::task::yield_now().await;
-            replica.cache.apply(&Event::Apply(pod("theirs", "t", 6, Some("s1"))));
+            claimed
+                .replica
+                .cache
+                .apply(&Event::Apply(pod("theirs", "t", 6, Some("s1"))));
             tokio::task::yield_now().await;
-            replica.cache.apply(&Event::Apply(pod("mine", "m", 7, Some("s1"))));
+            claimed
+                .replica
+                .cache
+                .apply(&Event::Apply(pod("mine", "m", 7, Some("s1"))));
         };
-        let (rival, ()) = tokio::join!(replica.rival(), watch);
+        let (rival, ()) = tokio::join!(claimed.rival(), watch);
         assert_eq!(rival.as_deref(), Some("theirs"));
-        assert!(replica.queries().is_empty(), "{:?}", replica.queries());
+        assert!(claimed.queries().is_empty(), "{:?}", claimed.queries());
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_sandbox_that_was_given_up_is_no_rival() {
-        let replica = Replica::claimed(Vec::new());
+        let claimed = Claimed::over(Vec::new());
         let mut given_up = pod("theirs", "t", 6, Some("s1"));
         given_up.metadata.deletion_timestamp = Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(
             jiff::Timestamp::UNIX_EPOCH,
         ));
-        replica.cache.apply(&Event::Apply(given_up));
-        replica.cache.apply(&Event::Apply(pod("mine", "m", 7, Some("s1"))));
-        assert_eq!(replica.rival().await, None);
+        claimed.replica.cache.apply(&Event::Apply(given_up));
+        claimed
+            .replica
+            .cache
+            .apply(&Event::Apply(pod("mine", "m", 7, Some("s1"))));
+        assert_eq!(claimed.rival().await, None);
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_watch_that_is_silent_is_made_up_for_by_a_list_as_of_the_claim() {
         let listed = vec![pod("mine", "m", 7, Some("s1")), pod("theirs", "t", 6, Some("s1"))];
-        let replica = Replica::claimed(listed);
-        assert_eq!(replica.rival().await.as_deref(), Some("theirs"));
-        let queries = replica.queries();
+        let claimed = Claimed::over(listed);
+        assert_eq!(claimed.rival().await.as_deref(), Some("theirs"));
+        let queries = claimed.queries();
         assert_eq!(queries.len(), 1, "{queries:?}");
         assert!(
             queries[0].contains("resourceVersion=7&resourceVersionMatch=NotOlderThan"),
             "{queries:?}"
         );
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_claimed_pod_that_does_not_answer_in_time_is_left_to_the_next_call() {
+        let replica = Replica::new(Api::willing());
+        let silent = agent(Router::new().route("/assign", post(std::future::pending::<()>))).await;
+        let mine = Sandbox::clone(&replica.watched(&local_pod("mine", Some("s1"))));
+        let mut nowhere = mine.clone();
+        nowhere.address = None;
+        let now = Instant::now();
+        for (mine, why) in [(nowhere, "no address yet"), (mine, "no answer to /assign")] {
+            let allocator = replica.allocator(silent);
+            let (of_session, limit) = (session("s1"), Duration::from_secs(60));
+            let settled = tokio::time::timeout(limit, allocator.settle(mine, &of_session, now, now)).await;
+            let Ok(Err(Failure::NotReady(text))) = settled else {
+                panic!("{why}: it is not told")
+            };
+            assert!(text.contains("taken from the pool") && text.contains(why), "{text}");
+        }
+        assert!(replica.api.requests("").is_empty(), "nothing is deleted");
     }
 }

@@ -233,3 +233,108 @@ fn condition(status: &PodStatus, kind: &str) -> bool {
         .flatten()
         .any(|condition| condition.type_ == kind && condition.status == "True")
 }
+
+#[cfg(test)]
+mod tests {
+    use cli_mcp_sandbox::pod::CONTAINER;
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+    use serde_json::json;
+
+    use super::*;
+    use crate::store::fixtures::pod;
+
+    #[test]
+    fn a_death_has_the_reason_that_the_status_gives_and_no_other() {
+        let death = |status: serde_json::Value| {
+            let mut dead = pod("p", "u", 1, Some("s1"));
+            dead.status = Some(serde_json::from_value(status).unwrap());
+            Sandbox::from_pod(&dead).unwrap().loss()
+        };
+        let ended = |reason: &str, code: i32| {
+            json!([{"name": CONTAINER, "image": "", "imageID": "", "ready": false, "restartCount": 0,
+                "state": {"terminated": {"reason": reason, "exitCode": code}}}])
+        };
+        // The kubelet's reports of one eviction, in their order: the container's end, the condition, the phase.
+        let condition = json!([{"type": "DisruptionTarget", "status": "True", "reason": "TerminationByKubelet", "message": "too much disk "}]);
+        for (status, expected) in [
+            (
+                json!({"phase": "Running", "containerStatuses": ended("Completed", 0)}),
+                "it was told to end, and its pod does not say why",
+            ),
+            (
+                json!({"phase": "Running", "containerStatuses": ended("Completed", 0), "conditions": condition}),
+                "TerminationByKubelet: too much disk",
+            ),
+            (
+                json!({"phase": "Failed", "reason": "Evicted", "message": "too much disk ", "containerStatuses": ended("Completed", 0), "conditions": condition}),
+                "Evicted: too much disk",
+            ),
+            (
+                json!({"phase": "Failed", "containerStatuses": ended("OOMKilled", 137)}),
+                "OOMKilled: its container ended with exit code 137",
+            ),
+            (json!({"phase": "Succeeded"}), "its pod ended"),
+        ] {
+            assert_eq!(death(status.clone()), expected, "{status}");
+        }
+    }
+
+    #[test]
+    fn a_start_that_takes_long_has_the_reason_that_the_pod_gives() {
+        let phase = |status: serde_json::Value| {
+            let mut starting = pod("p", "u", 1, Some("s1"));
+            starting.status = Some(serde_json::from_value(status).unwrap());
+            Sandbox::from_pod(&starting).unwrap().phase
+        };
+        let waiting = |waiting: serde_json::Value| {
+            json!({"phase": "Pending", "containerStatuses": [{"name": CONTAINER, "image": "", "imageID": "", "ready": false,
+                "restartCount": 0, "state": {"waiting": waiting}}]})
+        };
+        let scheduled = |condition: serde_json::Value| json!({"phase": "Pending", "conditions": [condition]});
+        for (status, expected) in [
+            (
+                waiting(json!({"reason": "ErrImagePull", "message": "not found"})),
+                Some("ErrImagePull: not found"),
+            ),
+            (waiting(json!({"reason": "CrashLoopBackOff"})), Some("CrashLoopBackOff")),
+            // Of every start.
+            (waiting(json!({"reason": "ContainerCreating"})), None),
+            (waiting(json!({"reason": "PodInitializing"})), None),
+            (
+                scheduled(
+                    json!({"type": "PodScheduled", "status": "False", "reason": "SchedulingGated", "message": "held"}),
+                ),
+                Some("SchedulingGated: held"),
+            ),
+            (
+                scheduled(json!({"type": "PodScheduled", "status": "False"})),
+                Some("Unschedulable: no node takes the pod"),
+            ),
+            (scheduled(json!({"type": "PodScheduled", "status": "True"})), None),
+        ] {
+            let expected = Phase::Starting(expected.map(str::to_owned));
+            assert_eq!(phase(status.clone()), expected, "{status}");
+        }
+    }
+
+    #[test]
+    fn how_a_sandbox_went_is_told_where_its_status_does_not_say_it() {
+        let mut going = pod("p", "u", 1, Some("s1"));
+        assert_eq!(Sandbox::from_pod(&going).unwrap().loss(), "its pod disappeared");
+        going.metadata.deletion_timestamp = Some(Time(jiff::Timestamp::UNIX_EPOCH));
+        assert_eq!(Sandbox::from_pod(&going).unwrap().loss(), "its pod was deleted");
+    }
+
+    #[test]
+    fn what_has_no_version_never_stands_against_the_watch() {
+        let with = |version: &str| {
+            let mut pod = pod("p", "u", 1, None);
+            pod.metadata.resource_version = Some(version.to_owned());
+            Sandbox::from_pod(&pod).unwrap()
+        };
+        assert!(with("10").newer_than(&with("9")), "as numbers");
+        for (mine, theirs) in [("9", "10"), ("9", "9"), ("x", "9"), ("10", "x"), ("", "")] {
+            assert!(!with(mine).newer_than(&with(theirs)), "{mine} {theirs}");
+        }
+    }
+}

@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 
 use cli_mcp_api::labels;
-use cli_mcp_sandbox::pod::CONTAINER;
 use k8s_openapi::api::core::v1::PodStatus;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use proptest::prelude::*;
@@ -113,39 +112,16 @@ fn a_lost_sandbox_is_remembered_until_the_next_is_here_and_an_ended_one_never() 
 }
 
 #[test]
-fn a_death_has_the_reason_that_the_status_gives_and_no_other() {
-    let death = |status: serde_json::Value| {
-        let mut dead = pod("p", "u", 1, Some("s1"));
-        dead.status = Some(serde_json::from_value(status).unwrap());
-        Sandbox::from_pod(&dead).unwrap().loss()
-    };
-    let ended = |reason: &str, code: i32| {
-        json!([{"name": CONTAINER, "image": "", "imageID": "", "ready": false, "restartCount": 0,
-            "state": {"terminated": {"reason": reason, "exitCode": code}}}])
-    };
-    // The kubelet's reports of one eviction, in their order: the container's end, the condition, the phase.
-    let condition = json!([{"type": "DisruptionTarget", "status": "True", "reason": "TerminationByKubelet", "message": "too much disk "}]);
-    for (status, expected) in [
-        (
-            json!({"phase": "Running", "containerStatuses": ended("Completed", 0)}),
-            "it was told to end, and its pod does not say why",
-        ),
-        (
-            json!({"phase": "Running", "containerStatuses": ended("Completed", 0), "conditions": condition}),
-            "TerminationByKubelet: too much disk",
-        ),
-        (
-            json!({"phase": "Failed", "reason": "Evicted", "message": "too much disk ", "containerStatuses": ended("Completed", 0), "conditions": condition}),
-            "Evicted: too much disk",
-        ),
-        (
-            json!({"phase": "Failed", "containerStatuses": ended("OOMKilled", 137)}),
-            "OOMKilled: its container ended with exit code 137",
-        ),
-        (json!({"phase": "Succeeded"}), "its pod ended"),
-    ] {
-        assert_eq!(death(status.clone()), expected, "{status}");
+fn of_the_deleted_pods_the_last_are_remembered() {
+    let mut store = SandboxStore::default();
+    let deleted = |n: usize| pod(&format!("p{n}"), &format!("u{n}"), 9, Some("s1"));
+    for n in 0..=REMEMBERED_DELETIONS {
+        store.apply(&Event::Delete(deleted(n)));
     }
+    assert_eq!(store.deleted.len(), REMEMBERED_DELETIONS);
+    store.observe(&deleted(1));
+    store.observe(&deleted(REMEMBERED_DELETIONS));
+    assert!(store.of_session(&session("s1")).is_empty());
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::support::api::Cluster;
+use crate::support::api::{Cluster, Kubelet};
 use crate::support::server::{KEY, LOCAL, Server, bash, begin, call, eventually, http, refusal, structured};
 use cli_mcp_sandbox::token::HmacKey;
 
@@ -101,29 +101,17 @@ async fn output_comes_as_progress_while_the_command_runs() {
             params["_meta"]["io.modelcontextprotocol/clientCapabilities"] = json!({});
             params["_meta"]["io.modelcontextprotocol/clientInfo"] = json!({"name": "t", "version": "1"});
         }
-        let answer = http()
-            .post(&server.url)
-            .header("accept", "application/json, text/event-stream")
-            .header("mcp-protocol-version", version)
-            .header("mcp-method", "tools/call")
-            .header("mcp-name", "bash")
-            .header("x-session-id", "s1")
-            .json(&json!({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}))
-            .send()
-            .await
-            .unwrap()
-            .text()
-            .await
-            .unwrap();
-        let messages: Vec<Value> = answer
-            .lines()
-            .filter_map(|line| line.strip_prefix("data: "))
-            .map(|data| serde_json::from_str(data).unwrap())
-            .collect();
-        let (last, progress) = messages.split_last().unwrap_or_else(|| panic!("{version}: {answer}"));
+        let headers = [
+            ("mcp-protocol-version", version),
+            ("mcp-method", "tools/call"),
+            ("mcp-name", "bash"),
+            ("x-session-id", "s1"),
+        ];
+        let messages = server.messages(&headers, params).await;
+        let (last, progress) = messages.split_last().unwrap_or_else(|| panic!("{version}: no answer"));
         assert_eq!(
             last["result"]["structuredContent"]["stdout"], "one\ntwo\nthree\n",
-            "{version}: {answer}"
+            "{version}: {last}"
         );
         let text: String = progress
             .iter()
@@ -234,4 +222,21 @@ async fn a_call_that_outlives_the_drain_ends_with_an_error_that_says_so() {
     assert!(text.contains("shutting down") && text.contains("ran in part"), "{text}");
     drop(client);
     assert_eq!(server.wait().await.code(), Some(0));
+}
+
+#[tokio::test]
+async fn a_call_that_waits_for_its_sandbox_when_the_server_ends_was_not_run() {
+    let cluster = Cluster::start().await;
+    cluster.kubelet(Kubelet::StartsDeaf);
+    let mut server = Server::start(&cluster, &[LOCAL, "--drain-timeout=1100ms"]).await;
+    let client = server.client("s1").await;
+    let call = begin(&client, "echo");
+    server.knows_sessions(1).await;
+    server.terminate().await;
+    let text = refusal(&call.await.unwrap());
+    assert!(
+        text.starts_with("The server is shutting down: retry") && text.contains("was not run"),
+        "{text}"
+    );
+    assert_eq!(server.audit().await["outcome"], "shutting_down");
 }

@@ -87,6 +87,31 @@ async fn a_call_that_does_not_end_in_time_is_told_why() {
 }
 
 #[tokio::test]
+async fn a_server_that_is_ending_takes_no_more_calls() {
+    let (cluster, dir) = (Cluster::start().await, tempfile::tempdir().unwrap());
+    let server = server(&cluster, &dir, &["--session-id=s1"]);
+    let id = server.id().unwrap();
+    let client: Client = ClientConfig::default().serve(server).await.unwrap();
+    let _running = begin(&client, "hang");
+    eventually("the command runs", || cluster.ran_anywhere() == ["hang"]).await;
+    terminate(id).await;
+    // Until it has heard of that, it takes them.
+    let mut taken = 0;
+    let text = loop {
+        let result = bash(&client, "echo").await;
+        if result.structured_content.is_none() {
+            break refusal(&result);
+        }
+        taken += 1;
+    };
+    assert!(
+        text.starts_with("The server is shutting down: retry") && text.contains("was not run"),
+        "{text}"
+    );
+    assert_eq!(cluster.ran_anywhere().len(), 1 + taken);
+}
+
+#[tokio::test]
 async fn a_credential_plugin_does_not_take_the_protocols_input() {
     let (cluster, dir) = (Cluster::start().await, tempfile::tempdir().unwrap());
     let plugin = dir.path().join("plugin");

@@ -145,15 +145,19 @@ async fn exec(State(shell): State<Arc<Shell>>, headers: HeaderMap, Json(body): J
                 .map_or("none", |value| value.to_str().unwrap()),
             0,
         ),
+        "accept" => result(headers[header::ACCEPT].to_str().unwrap(), 0),
         // For clients that are programs of their own.
         "stopped" => result(&shell.stopped.lock().unwrap().join(","), 0),
         "busy" => {
             running.2 = true;
             return error(StatusCode::CONFLICT, "16 commands are waiting");
         }
-        "die" => {
+        "die" | "hang" => {
+            if word == "die" {
+                shell.dead.cancel();
+            }
+            shell.dead.cancelled().await;
             // The connection breaks before the answer is whole.
-            shell.dead.cancel();
             let broken = futures::stream::once(async { Err::<String, _>(std::io::Error::other("killed")) });
             return Response::new(Body::from_stream(broken));
         }
@@ -169,10 +173,6 @@ async fn exec(State(shell): State<Arc<Shell>>, headers: HeaderMap, Json(body): J
                 _ => b"<html>",
             };
             return ([(header::CONTENT_TYPE, "application/json")], body).into_response();
-        }
-        "hang" => {
-            std::future::pending::<()>().await;
-            unreachable!()
         }
         "wait" => {
             tokio::time::sleep(Duration::from_millis(rest.parse().unwrap())).await;
@@ -198,6 +198,19 @@ async fn exec(State(shell): State<Arc<Shell>>, headers: HeaderMap, Json(body): J
                 Body::from_stream(stream),
             )
                 .into_response();
+        }
+        "both" => {
+            running.2 = true;
+            let chunk = |stream: &str, data: &str| json!({"stream": stream, "data": data});
+            let last = json!({"stdout": "out\n", "stderr": "err\n", "exit_code": 0, "duration_ms": 1});
+            let chunks = [
+                chunk("stdout", "out\n"),
+                chunk("stderr", "err\n"),
+                chunk("stdout", ""),
+                last,
+            ];
+            let body: String = chunks.iter().map(|line| format!("{line}\n")).collect();
+            return ([(header::CONTENT_TYPE, "application/x-ndjson")], body).into_response();
         }
         other => {
             json!({"stdout": "", "stderr": format!("{other}: command not found\n"), "exit_code": 127, "duration_ms": 1})

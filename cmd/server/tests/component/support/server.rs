@@ -144,6 +144,23 @@ impl Server {
         self.child.wait().await.unwrap()
     }
 
+    /// Calls a tool without the help of a client: the messages that come back, the last of which ends the call.
+    pub(crate) async fn messages(&self, headers: &[(&str, &str)], params: Value) -> Vec<Value> {
+        let mut request = http()
+            .post(&self.url)
+            .header("accept", "application/json, text/event-stream");
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        let call = json!({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params});
+        let answer = request.json(&call).send().await.unwrap().text().await.unwrap();
+        answer
+            .lines()
+            .filter_map(|line| line.strip_prefix("data: "))
+            .map(|data| serde_json::from_str(data).unwrap())
+            .collect()
+    }
+
     pub(crate) async fn client(&self, session: &str) -> Client {
         self.client_with(session, &[]).await
     }

@@ -3,13 +3,19 @@
 
 use cli_mcp_api::conditions::reasons;
 use cli_mcp_api::v1alpha1::EgressCheck;
-use cli_mcp_sandbox::wire::EGRESS_NOT_ENFORCED;
+use cli_mcp_sandbox::wire::EGRESS_OPEN;
+use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::Event;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::api::ListParams;
 use kube::{Api, Client};
 
 use crate::sandboxes::Sandbox;
+use crate::trouble;
+
+/// How long a sandbox that is not ready may find its network open: policies are programmed some moments after a pod got its
+/// address.
+const POLICY_SETTLES: SignedDuration = SignedDuration::from_secs(10);
 
 /// What is known of the network.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -42,9 +48,10 @@ pub fn judge(
     if check == EgressCheck::Disabled {
         return Egress::Disabled;
     }
+    // The mark stays on a pod: of one that has recovered, or ended since, it says nothing.
     let marked = sandboxes
         .iter()
-        .find(|sandbox| sandbox.egress_open && !sandbox.ready && !sandbox.terminating);
+        .find(|sandbox| sandbox.egress_open && sandbox.running && !sandbox.ready && !sandbox.terminating);
     if let Some(pod) = marked.map(|sandbox| sandbox.name.clone()).or(reported) {
         return Egress::Open { pod };
     }
@@ -53,11 +60,17 @@ pub fn judge(
         .any(|sandbox| sandbox.ready && spec_hash == Some(sandbox.spec_hash.as_str()))
     {
         Egress::Enforced
-    } else if pool > 0 || !sandboxes.is_empty() {
+    } else if pool > 0 || sandboxes.iter().any(is_to_prove_it) {
         Egress::Pending
     } else {
         Egress::Unknown
     }
+}
+
+/// Whether a sandbox may yet show how its network is. One of an earlier template that is ready shows nothing: it may not have
+/// been asked to.
+fn is_to_prove_it(sandbox: &Sandbox) -> bool {
+    !sandbox.ready && !sandbox.terminating && !sandbox.ended
 }
 
 /// Status, reason and message of the condition. What was proven once stays until a sandbox proves otherwise.
@@ -118,17 +131,21 @@ pub async fn reported_open(client: &Client, namespace: &str, sandboxes: &[Sandbo
     for sandbox in sandboxes.iter().filter(|sandbox| is_suspicious(sandbox)) {
         let fields = format!("involvedObject.uid={},reason=Unhealthy", sandbox.uid);
         let events = api.list(&ListParams::default().fields(&fields).limit(20)).await?;
-        let open = events.items.iter().any(|event| {
-            event
-                .message
-                .as_deref()
-                .is_some_and(|message| message.contains(EGRESS_NOT_ENFORCED))
-        });
-        if open {
+        if shows_open(&events.items, sandbox, Timestamp::now()) {
             return Ok(Some(sandbox.name.clone()));
         }
     }
     Ok(None)
+}
+
+/// Whether a probe that failed since the sandbox is not ready said that the network is open, after the time that it may be.
+fn shows_open(events: &[Event], sandbox: &Sandbox, now: Timestamp) -> bool {
+    let says_open = |event: &Event| event.message.as_deref().is_some_and(|text| text.contains(EGRESS_OPEN));
+    let since = sandbox.unready_since;
+    since.duration_until(now) >= POLICY_SETTLES
+        && events
+            .iter()
+            .any(|event| says_open(event) && trouble::last_seen(event) >= Some(since))
 }
 
 #[cfg(test)]
@@ -139,6 +156,7 @@ mod tests {
         let pod: k8s_openapi::api::core::v1::Pod =
             serde_json::from_value(serde_json::json!({"metadata": {"name": "p", "uid": "u"}})).unwrap();
         Sandbox {
+            running: true,
             ready,
             egress_open,
             spec_hash: "now".to_owned(),
@@ -174,11 +192,11 @@ mod tests {
         };
         assert_eq!(
             judged(EgressCheck::Required, std::slice::from_ref(&unproven), None),
-            Egress::Pending
+            Egress::Unknown
         );
         assert_eq!(
             judge(EgressCheck::Required, None, std::slice::from_ref(&unproven), 0, None),
-            Egress::Pending
+            Egress::Unknown
         );
         assert_eq!(
             judged(EgressCheck::Required, &[unproven, sandbox(true, false)], None),
@@ -206,6 +224,45 @@ mod tests {
             judged(EgressCheck::Required, &[sandbox(true, true)], None),
             Egress::Enforced
         );
+    }
+
+    #[test]
+    fn a_mark_says_nothing_of_a_sandbox_that_has_ended() {
+        let ended = Sandbox {
+            running: false,
+            ended: true,
+            ..sandbox(false, true)
+        };
+        assert_eq!(judged(EgressCheck::Required, &[ended], None), Egress::Unknown);
+    }
+
+    #[test]
+    fn a_probe_shows_an_open_network_only_while_it_is_and_not_while_policies_settle() {
+        let now: Timestamp = "2026-01-01T01:00:00Z".parse().unwrap();
+        let event = |message: &str, ago: i64| -> Event {
+            let seen = now - SignedDuration::from_secs(ago);
+            serde_json::from_value(serde_json::json!({"metadata": {}, "involvedObject": {},
+                "message": format!("Readiness probe failed: {message}"), "lastTimestamp": seen.to_string()}))
+            .unwrap()
+        };
+        let unready_for = |seconds: i64| Sandbox {
+            unready_since: now - SignedDuration::from_secs(seconds),
+            ..sandbox(false, false)
+        };
+        let open = "EgressNotEnforced: a direct connection to 10.96.0.1:443 succeeded; the likely cause is";
+        assert!(shows_open(&[event(open, 3)], &unready_for(30), now));
+        assert!(!shows_open(&[event(open, 3)], &unready_for(5), now), "it may settle");
+        assert!(
+            !shows_open(&[event(open, 3000)], &unready_for(30), now),
+            "it was so once"
+        );
+        for unproven in [
+            "EgressNotEnforced: the check has not finished",
+            "EgressNotEnforced: no connection to the proxy at 10.96.0.7:8080, so that silence of the network proves nothing",
+            "bash is not running",
+        ] {
+            assert!(!shows_open(&[event(unproven, 3)], &unready_for(30), now), "{unproven}");
+        }
     }
 
     #[test]

@@ -40,20 +40,23 @@ pub fn unready_since(pod: &Pod) -> Option<Timestamp> {
     Some(ready.last_transition_time.as_ref()?.0)
 }
 
+/// When what an event tells was seen last.
+#[must_use]
+pub fn last_seen(event: &Event) -> Option<Timestamp> {
+    let series = event
+        .series
+        .as_ref()
+        .and_then(|series| series.last_observed_time.as_ref());
+    let told = series.or(event.event_time.as_ref()).map(|time| time.0);
+    told.max(event.last_timestamp.as_ref().map(|time| time.0))
+}
+
 /// The latest warning among the events of a pod, for one whose status says nothing: what the kubelet fails at before it
 /// makes a container (a volume, the network, a runtime) stands only there.
 #[must_use]
 pub fn latest_warning(events: &[Event]) -> Option<String> {
-    let time = |event: &Event| {
-        let series = event
-            .series
-            .as_ref()
-            .and_then(|series| series.last_observed_time.as_ref());
-        let told = series.or(event.event_time.as_ref()).map(|time| time.0);
-        told.max(event.last_timestamp.as_ref().map(|time| time.0))
-    };
     let warnings = events.iter().filter(|event| event.type_.as_deref() == Some("Warning"));
-    let latest = warnings.max_by_key(|event| time(event))?;
+    let latest = warnings.max_by_key(|event| last_seen(event))?;
     Some(joined(
         latest.reason.as_deref().unwrap_or("Warning"),
         latest.message.as_deref(),

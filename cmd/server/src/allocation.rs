@@ -153,6 +153,8 @@ impl Allocator {
             if let Some(loss) = self.clear_away(session, left, wait_until).await? {
                 self.cache.write(|store| store.record_loss(session, loss));
             }
+            // Clearing away may have taken as long as a pod takes to go.
+            self.check_gate().await?;
             let _room = self.reserve(session)?;
             let replaces = self.cache.read(|store| store.loss(session));
             match self.make(session, candidate, replaces.as_deref(), deadline).await? {
@@ -236,7 +238,12 @@ impl Allocator {
             self.agent.forget(&sandbox);
             let due = match &sandbox.phase {
                 Phase::Terminating(due) => *due,
-                Phase::Dead(_) | Phase::Starting(_) | Phase::Running => {
+                // Not marked as ended: where this search gets no further, whoever makes another must hear of the loss.
+                Phase::Dead(_) => {
+                    self.cluster.delete(&sandbox, None).await?;
+                    None
+                }
+                Phase::Starting(_) | Phase::Running => {
                     self.cluster.end(&sandbox, "replaced").await?;
                     None
                 }

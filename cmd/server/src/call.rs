@@ -315,9 +315,12 @@ impl Runner {
         message: &str,
     ) -> Result<TakenOver, Failure> {
         if message.contains(wire::EGRESS_NOT_ENFORCED) {
-            let told = BTreeMap::from([(EGRESS_ANNOTATION, EGRESS_NOT_ENFORCED.to_owned())]);
-            if let Err(error) = self.cluster.annotate(sandbox, &told).await {
-                tracing::warn!(pod = %sandbox.name, %error, "Failed to tell the operator that egress is not enforced");
+            // What is only not proven yet says nothing of the cluster's network.
+            if message.contains(wire::EGRESS_OPEN) {
+                let told = BTreeMap::from([(EGRESS_ANNOTATION, EGRESS_NOT_ENFORCED.to_owned())]);
+                if let Err(error) = self.cluster.annotate(sandbox, &told).await {
+                    tracing::warn!(pod = %sandbox.name, %error, "Failed to tell the operator that egress is not enforced");
+                }
             }
             return Err(Failure::EgressNotEnforced(message.to_owned()));
         }

@@ -120,6 +120,9 @@ pub enum EgressCheck {
 /// Error text prefix of `/health` and `/exec` while the network is not proven closed.
 pub const EGRESS_NOT_ENFORCED: &str = "EgressNotEnforced";
 
+/// What that text begins with where a connection succeeded that must not: the network is open, and not only unproven.
+pub const EGRESS_OPEN: &str = "EgressNotEnforced: a direct connection to ";
+
 #[cfg(test)]
 mod tests {
     use super::*;

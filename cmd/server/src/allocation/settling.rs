@@ -36,6 +36,10 @@ const WATCH_LAGS: Duration = Duration::from_millis(500);
 /// `OTHER_DECIDES`) and have run commands in what this one would end.
 const DECIDES: Duration = Duration::from_secs(2);
 
+/// How long after that it may still end what it gives up, for the same reason. A request that is not answered is not sent
+/// again later.
+const ENDS: Duration = Duration::from_millis(500);
+
 /// What came of a sandbox that another replica left undecided.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TakenOver {
@@ -67,8 +71,15 @@ impl Allocator {
                     tracing::info!(mine = %mine.name, %other, %session, "Gave up a sandbox: another server took one at the same time");
                     self.telemetry.claim(Claim::GivenUp);
                     // What stays is found by whoever comes upon it, see `take_over`.
-                    if let Err(error) = self.cluster.end(&mine, "superseded").await {
-                        tracing::warn!(pod = %mine.name, %error, "Failed to delete a sandbox that was given up");
+                    let end = self.cluster.end(&mine, "superseded");
+                    match tokio::time::timeout_at(began + DECIDES + ENDS, end).await {
+                        Ok(Ok(())) => {}
+                        Ok(Err(error)) => {
+                            tracing::warn!(pod = %mine.name, %error, "Failed to delete a sandbox that was given up");
+                        }
+                        Err(_) => {
+                            tracing::warn!(pod = %mine.name, "Left a sandbox that was given up: the API server does not answer")
+                        }
                     }
                     Ok(Made::GaveUp)
                 }
@@ -102,7 +113,9 @@ impl Allocator {
             return Ok(TakenOver::Kept);
         }
         tracing::warn!(pod = %left.name, %other, %session, "Ended a sandbox that another server left undecided: the session has another");
-        self.cluster.end(left, "superseded").await?;
+        tokio::time::timeout(ENDS, self.cluster.end(left, "superseded"))
+            .await
+            .unwrap_or_else(|_| Err(ClusterError::Unreachable("it does not answer".to_owned())))?;
         Ok(TakenOver::GivenUp)
     }
 
@@ -203,6 +216,7 @@ mod tests {
     use kube::runtime::watcher::Event;
 
     use super::*;
+    use crate::allocation::OTHER_DECIDES;
     use crate::fixtures::{Api, Replica, agent, local_pod, pods};
     use crate::store::fixtures::{pod, session};
 
@@ -285,6 +299,21 @@ mod tests {
             queries[0].contains("resourceVersion=7&resourceVersionMatch=NotOlderThan"),
             "{queries:?}"
         );
+    }
+
+    /// Others may decide in its place then, and run commands in what it would end.
+    #[tokio::test(start_paused = true)]
+    async fn what_is_given_up_is_ended_soon_or_left_to_others() {
+        let replica = Replica::new(Api::new(|line| line.starts_with("GET").then(|| pods(&[]))));
+        replica.watched(&pod("theirs", "t", 6, Some("s1")));
+        let mine = Sandbox::clone(&replica.watched(&pod("mine", "m", 7, Some("s1"))));
+        let began = Instant::now();
+        let allocator = replica.allocator(1);
+        let of_session = session("s1");
+        let settled = allocator.settle(mine, &of_session, began, began + Duration::from_secs(60));
+        assert!(matches!(settled.await, Ok(Made::GaveUp)));
+        assert!(began.elapsed() < OTHER_DECIDES, "{:?}", began.elapsed());
+        assert_eq!(replica.api.requests("PATCH").len(), 1);
     }
 
     #[tokio::test(start_paused = true)]

@@ -140,6 +140,37 @@ async fn a_pod_that_still_has_its_grace_is_not_deleted_by_force() {
     assert!(replica.api.requests("").is_empty());
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_loss_is_told_by_whoever_makes_the_next_sandbox_however_far_another_server_got() {
+    let mut dead = pod("left", "u", 3, Some("s1"));
+    let status_of_it = dead.status.get_or_insert_default();
+    (status_of_it.phase, status_of_it.reason) = (Some("Failed".to_owned()), Some("Evicted".to_owned()));
+    // The first server does not get the pod deleted, the second one makes another.
+    for (deletes, made) in [(false, 0), (true, 1)] {
+        let replica = Replica::new(Api::new(move |line| {
+            Some(match line.split_once(' ').unwrap().0 {
+                "DELETE" if deletes => status(StatusCode::NOT_FOUND, "it is gone"),
+                "GET" => pods(&[]),
+                "POST" => Json(created_pod("new", 9)).into_response(),
+                _ => status(StatusCode::INTERNAL_SERVER_ERROR, "no"),
+            })
+        }));
+        replica.watched(&dead);
+        let allocator = replica.allocator(NO_PORT);
+        let allocated = allocator.allocate(&session("s1"), Instant::now() + LIMIT).await;
+        assert_eq!(allocated.is_ok(), deletes);
+        let created = replica.api.requests("POST");
+        assert!(
+            created.len() == made && created.iter().all(|pod| pod.contains("Evicted")),
+            "{created:?}"
+        );
+        assert!(
+            replica.api.requests("PATCH").is_empty(),
+            "nobody is told that it ended on purpose"
+        );
+    }
+}
+
 /// What an agent answers to `/assign`, and whether it has a session.
 #[derive(Clone, Copy)]
 struct Claimed {

@@ -212,7 +212,10 @@ async fn a_sandbox_that_stays_unavailable_is_reported_and_an_open_network_to_the
     };
     assert!(matches!(given_up("bash is not running").await, Failure::NotReady(_)));
     assert!(replica.api.requests("").is_empty());
-    let open = given_up("EgressNotEnforced: it is open").await;
+    let unproven = given_up("EgressNotEnforced: no connection to the proxy at 10.96.0.7:8080").await;
+    assert!(matches!(unproven, Failure::EgressNotEnforced(_)));
+    assert!(replica.api.requests("").is_empty());
+    let open = given_up("EgressNotEnforced: a direct connection to 10.96.0.1:443 succeeded").await;
     assert!(matches!(open, Failure::EgressNotEnforced(_)));
     let told = replica.api.requests("PATCH");
     assert!(told.len() == 1 && told[0].contains(EGRESS_NOT_ENFORCED), "{told:?}");

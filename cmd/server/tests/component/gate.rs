@@ -51,6 +51,28 @@ async fn an_open_network_is_an_error_that_names_the_remedy_and_tells_the_operato
 }
 
 #[tokio::test]
+async fn a_gate_that_closes_while_an_earlier_sandbox_goes_lets_no_other_be_made() {
+    let cluster = Cluster::start().await;
+    in_place(&cluster);
+    let server = Server::start(&cluster, &PROXY).await;
+    let client = server.client("s1").await;
+    structured(&bash(&client, "echo").await);
+    let name = cluster.pod_of("s1");
+    let mut going = cluster.pods_of("s1").remove(0);
+    going["metadata"]["deletionTimestamp"] = json!("2999-01-01T00:00:00Z");
+    cluster.put("pods", going);
+    let waiting = begin(&client, "echo");
+    // Time to come to wait for the pod.
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    cluster.remove("configmaps", "cli-mcp-demo-proxy");
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    cluster.remove("pods", &name);
+    let text = refusal(&waiting.await.unwrap());
+    assert!(text.contains("ConfigMap cli-mcp-demo-proxy"), "{text}");
+    assert!(cluster.pods_of("s1").is_empty());
+}
+
+#[tokio::test]
 async fn the_gate_closes_with_any_precondition_and_assigned_sessions_go_on() {
     let cluster = Cluster::start().await;
     in_place(&cluster);

@@ -128,7 +128,7 @@ async fn exec(State(shell): State<Arc<Shell>>, headers: HeaderMap, Json(body): J
     if shell.open {
         return error(
             StatusCode::SERVICE_UNAVAILABLE,
-            "EgressNotEnforced: 10.96.0.1:443 can be reached",
+            "EgressNotEnforced: a direct connection to 10.96.0.1:443 succeeded",
         );
     }
     let command = body["command"].as_str().unwrap().to_owned();

@@ -12,7 +12,7 @@ use kube::api::DynamicObject;
 use kube::{Api, ResourceExt};
 use serde_json::Value;
 
-use self::child::{Outcome, apply_child, is_ours, parameters, remove};
+use self::child::{Outcome, apply_child, is_ours, parameters, read, remove};
 use crate::auth_delegator::{self, Standing};
 use crate::build::{Child, ChildKind, ChildRef, Children};
 use crate::caches::Caches;
@@ -78,20 +78,45 @@ pub async fn apply(
                 .or_insert_with(|| live.clone());
         }
     }
-    for reference in children.remove {
-        if let Some(live) = observed
-            .children
-            .get(&reference)
-            .filter(|live| is_ours(live, validated))
-        {
-            applied.children.remove(&reference);
-            applied.writes += 1;
-            if let Err(failure) = remove(context, validated, &reference, live).await {
-                applied.failures.push(failure);
+    remove_all(context, validated, observed, children.remove, &mut applied).await;
+    Ok(applied)
+}
+
+/// Removes what should not be. One whose labels somebody took away is not in the caches: it is asked for once in each
+/// generation of the spec.
+async fn remove_all(
+    context: &Context,
+    validated: &Validated,
+    observed: &Observed,
+    references: Vec<ChildRef>,
+    applied: &mut Applied,
+) {
+    let uid = &validated.owner.uid;
+    let looked = context.memory().looked_for_strays.get(uid) == Some(&validated.generation);
+    let mut removed = true;
+    for reference in references {
+        let live = match observed.children.get(&reference) {
+            None if !looked => read(context, validated, &reference).await,
+            known => Ok(known.cloned()),
+        };
+        let outcome = match live {
+            Ok(Some(live)) if is_ours(&live, validated) => {
+                applied.children.remove(&reference);
+                applied.writes += 1;
+                remove(context, validated, &reference, &live).await
             }
+            Ok(_) => Ok(()),
+            Err(failure) => Err(failure),
+        };
+        if let Err(failure) = outcome {
+            removed = false;
+            applied.failures.push(failure);
         }
     }
-    Ok(applied)
+    if removed {
+        let mut memory = context.memory();
+        memory.looked_for_strays.insert(uid.clone(), validated.generation);
+    }
 }
 
 /// The account of the server, and whose it is now.

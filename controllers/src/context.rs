@@ -49,6 +49,8 @@ pub struct Memory {
     pub pools: HashMap<String, PoolMemory>,
     /// Statuses that were written and that the cache may not show yet, by UID of the instance.
     pub written: HashMap<String, Written>,
+    /// In which generation children without our labels were looked for last, by UID of the instance.
+    pub looked_for_strays: HashMap<String, Option<i64>>,
     /// Since when this replica reconciles.
     pub working_since: Option<Instant>,
 }

@@ -249,13 +249,16 @@ fn proxy_address(children: &BTreeMap<ChildRef, Arc<DynamicObject>>, instance: &s
     }
 }
 
+/// How many sandboxes are asked where they look for the proxy: those without the check do not.
+const LOOKED_AT: usize = 8;
+
 /// Where the newest sandbox that looks for the proxy by its address does: an agent keeps the one that it was started with. The
 /// caches hold pods without their spec, and a Service is seldom missing.
 async fn awaited_proxy(context: &Context, namespace: &str, sandboxes: &[Arc<Pod>]) -> Result<Option<IpAddr>> {
     let api: Api<Pod> = Api::namespaced(context.client.clone(), namespace);
     let mut newest_first: Vec<&Arc<Pod>> = sandboxes.iter().collect();
     newest_first.sort_by_key(|pod| std::cmp::Reverse(pod.creation_timestamp()));
-    for sandbox in newest_first {
+    for sandbox in newest_first.into_iter().take(LOOKED_AT) {
         let name = sandbox.name_any();
         let read = api.get_opt(&name).await.map_err(|error| Error::Api {
             action: format!("read pod {namespace}/{name}"),

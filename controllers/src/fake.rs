@@ -41,8 +41,8 @@ struct State {
     hidden: Option<String>,
     /// What is made again by somebody when it is applied.
     made_again: Option<String>,
-    /// The cluster IP that another Service has.
-    taken: Option<String>,
+    /// The cluster IP that cannot be had, and for how many tries.
+    taken: Option<(String, usize)>,
 }
 
 type Answer = (StatusCode, Value);
@@ -116,9 +116,9 @@ impl FakeServer {
         self.0.lock().unwrap().refused = Some(write.to_owned());
     }
 
-    /// Lets another Service have this cluster IP.
-    pub(crate) fn take_address(&self, address: &str) {
-        self.0.lock().unwrap().taken = Some(address.to_owned());
+    /// Refuses this cluster IP so many times.
+    pub(crate) fn take_address(&self, address: &str, times: usize) {
+        self.0.lock().unwrap().taken = Some((address.to_owned(), times));
     }
 
     /// Lets the read of an object fail, or no read any more.
@@ -300,7 +300,12 @@ impl State {
         if self.objects.contains_key(&path) {
             return status(StatusCode::CONFLICT, "AlreadyExists", &path);
         }
-        if self.taken.is_some() && self.taken.as_deref() == object["spec"]["clusterIP"].as_str() {
+        let wanted = object["spec"]["clusterIP"].as_str();
+        if let Some((taken, times)) = &mut self.taken
+            && *times > 0
+            && wanted == Some(taken)
+        {
+            *times -= 1;
             let message = "spec.clusterIPs: Invalid value: failed to allocate IP: provided IP is already allocated";
             return status(StatusCode::UNPROCESSABLE_ENTITY, "Invalid", message);
         }

@@ -1,6 +1,8 @@
 //! One child: read, compared, and made, changed or replaced if it differs and is ours.
 
+use std::net::IpAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use cli_mcp_api::names;
 use kube::api::{DeleteParams, DynamicObject, Patch, PatchParams, PostParams, Preconditions};
@@ -14,6 +16,10 @@ use crate::context::Context;
 use crate::difference::{differs, is_foreign};
 use crate::error::text;
 use crate::validate::Validated;
+
+/// How often, and how far apart, an address is asked for that may not be free yet.
+const ADDRESS_TRIES: usize = 4;
+const ADDRESS_PAUSE: Duration = Duration::from_millis(500);
 
 /// A child after it was looked at.
 pub(super) struct Outcome {
@@ -51,11 +57,7 @@ pub(super) async fn apply_child(
     let live = match known {
         Some(live) => Some(live),
         // Not among the objects with our labels: it does not exist, or it is somebody else's.
-        None => api
-            .get_opt(&reference.name)
-            .await
-            .map_err(|error| refused(reference, &error))?
-            .map(Arc::new),
+        None => read(context, validated, reference).await?,
     };
     let desired = serde_json::to_value(&child.object).map_err(|error| fault(reference, &error))?;
     let Some(live) = live else {
@@ -135,24 +137,32 @@ fn child_differs(kind: ChildKind, desired: &Value, live: &DynamicObject) -> Resu
     Ok(more || widened || touched || differs(desired, &live))
 }
 
+/// Makes a Service with this cluster IP; none where it cannot have it. The API server tells of a Service's deletion before it
+/// frees the address.
+async fn create_at(api: &Api<DynamicObject>, child: &Child, address: IpAddr) -> Option<kube::Result<DynamicObject>> {
+    let mut object = child.object.clone();
+    object.data["spec"]["clusterIP"] = Value::from(address.to_string());
+    let mut refusal = String::new();
+    for _ in 0..ADDRESS_TRIES {
+        match api.create(&parameters(), &object).await {
+            Err(kube::Error::Api(status)) if status.is_invalid() => refusal = status.message,
+            other => return Some(other),
+        }
+        tokio::time::sleep(ADDRESS_PAUSE).await;
+    }
+    let child = &child.reference;
+    tracing::warn!(%child, %address, refusal, "A child does not get its address back: those who know it do not find it");
+    None
+}
+
 /// Makes a child that was not there. An apply would take over what somebody made under its name since we looked. A Service gets
 /// the address back that its clients know, unless another one has it by now.
 async fn create(api: &Api<DynamicObject>, child: &Child) -> Result<DynamicObject, Failure> {
-    let mut made = None;
-    if let Some(address) = child.address {
-        let mut object = child.object.clone();
-        object.data["spec"]["clusterIP"] = Value::from(address.to_string());
-        made = match api.create(&parameters(), &object).await {
-            Err(kube::Error::Api(status)) if status.is_invalid() => {
-                let (child, reason) = (&child.reference, &status.message);
-                tracing::warn!(%child, %address, reason, "A child does not get its address back: those who know it do not find it");
-                None
-            }
-            other => Some(other),
-        };
-    }
-    let made = match made {
-        Some(made) => made,
+    let made = match child.address {
+        Some(address) => match create_at(api, child, address).await {
+            Some(made) => made,
+            None => api.create(&parameters(), &child.object).await,
+        },
         None => api.create(&parameters(), &child.object).await,
     };
     made.map_err(|error| match error {
@@ -219,6 +229,17 @@ fn is_immutable(status: &Status) -> bool {
         && ["immutable", "cannot change roleRef"]
             .iter()
             .any(|text| status.message.contains(text))
+}
+
+/// A child as the API server has it, whatever its labels.
+pub(super) async fn read(
+    context: &Context,
+    validated: &Validated,
+    reference: &ChildRef,
+) -> Result<Option<Arc<DynamicObject>>, Failure> {
+    let read = api(context, validated, reference.kind).get_opt(&reference.name).await;
+    read.map(|live| live.map(Arc::new))
+        .map_err(|error| refused(reference, &error))
 }
 
 /// Deletes a child.

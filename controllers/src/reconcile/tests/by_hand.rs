@@ -108,6 +108,22 @@ async fn meddle(server: &FakeServer, seen: &Seen, meddling: &Meddling) {
     }
 }
 
+/// One without labels is not in the caches, and is not put right before the spec asks for none.
+#[tokio::test]
+async fn a_budget_that_lost_its_labels_goes_with_the_replicas_that_it_was_for() {
+    const BUDGET: &str = "/apis/policy/v1/namespaces/ns/poddisruptionbudgets/cli-mcp-demo-proxy";
+    let server = cluster(json!({"proxy": {"replicas": 2, "targets": [{"type": "kubernetes"}]}}));
+    settle(&server).await;
+    let mut budget = server.get(BUDGET).unwrap();
+    budget["metadata"]["labels"] = json!({});
+    server.put(BUDGET, budget);
+    let mut instance = server.get(INSTANCE).unwrap();
+    instance["spec"]["proxy"]["replicas"] = json!(1);
+    server.put(INSTANCE, instance);
+    settle(&server).await;
+    assert_eq!(server.get(BUDGET), None);
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
 

@@ -26,14 +26,27 @@ const STUCK_AFTER: Duration = Duration::from_secs(120);
 pub struct Wanted<'a> {
     /// Number of unassigned sandboxes.
     pub size: usize,
-    /// Hash of the template that they are built from.
-    pub spec_hash: &'a str,
-    /// Hash of the files that they mount.
-    pub mounts_hash: &'a str,
+    /// What they are built from. While it is not known none is outdated, none is created, and none makes room for another.
+    pub current: Option<BuiltFrom<'a>>,
     /// Sandboxes that were created and that the cache does not show yet.
     pub expected: usize,
     /// Whether sandboxes may be created at all (contract, section 8).
     pub gate_open: bool,
+}
+
+/// What tells sandboxes apart that were built from different inputs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BuiltFrom<'a> {
+    /// Hash of the template.
+    pub spec_hash: &'a str,
+    /// Hash of the files that they mount.
+    pub mounts_hash: &'a str,
+}
+
+impl BuiltFrom<'_> {
+    fn is_of(&self, sandbox: &Sandbox) -> bool {
+        sandbox.spec_hash == self.spec_hash && sandbox.mounts_hash == self.mounts_hash
+    }
 }
 
 /// Why a sandbox of the pool is deleted.
@@ -69,6 +82,8 @@ pub struct Plan {
     pub again: Option<Duration>,
     /// Unassigned sandboxes that are ready and current.
     pub ready: usize,
+    /// Sandboxes that the pool lacks, those among them that are to be created.
+    pub lacking: usize,
     /// Why a sandbox of the pool does not start.
     pub trouble: Option<String>,
     /// The sandbox that `trouble` is about, if its status does not say why: its events may.
@@ -127,7 +142,7 @@ pub fn plan(wanted: &Wanted<'_>, sandboxes: &[Sandbox], backoff: &Backoff, now: 
             }
             continue;
         }
-        if sandbox.spec_hash != wanted.spec_hash || sandbox.mounts_hash != wanted.mounts_hash {
+        if wanted.current.is_some_and(|current| !current.is_of(sandbox)) {
             plan.delete.push((sandbox.clone(), Cause::Outdated));
             continue;
         }
@@ -138,7 +153,7 @@ pub fn plan(wanted: &Wanted<'_>, sandboxes: &[Sandbox], backoff: &Backoff, now: 
         }
         // Another one would wait for room too. One that runs goes on trying and says by its probe what it lacks: another
         // would meet the same network.
-        let replaceable = sandbox.scheduled && !sandbox.running;
+        let replaceable = wanted.current.is_some() && sandbox.scheduled && !sandbox.running;
         if sandbox.ended {
             plan.failed = true;
             plan.delete.push((sandbox.clone(), Cause::Ended));
@@ -167,9 +182,10 @@ pub fn plan(wanted: &Wanted<'_>, sandboxes: &[Sandbox], backoff: &Backoff, now: 
             .take(surplus)
             .map(|sandbox| ((*sandbox).clone(), Cause::Surplus)),
     );
+    plan.lacking = wanted.size.saturating_sub(current.len() + wanted.expected);
     // What is being deleted holds its slot until it is gone.
     let missing = wanted.size.saturating_sub(unassigned.len() + wanted.expected);
-    if missing > 0 && wanted.gate_open {
+    if missing > 0 && wanted.gate_open && wanted.current.is_some() {
         match pause {
             Some(left) => next_look = sooner(next_look, left),
             None if plan.failed => {}

@@ -18,7 +18,9 @@ use sha2::{Digest, Sha256};
 use crate::dereference::{Observed, SecretContent};
 use crate::error::{Error, Result};
 use crate::settings::Settings;
-use secrets::{fill_kubeconfig, fill_tls, key, keys, make_again, missing_kubeconfig, missing_tls, unread};
+use secrets::{
+    ca_certificate, fill_kubeconfig, fill_tls, key, keys, make_again, missing_kubeconfig, missing_tls, unread,
+};
 
 /// Something that the admin must mend. The first one is the reason of `Ready`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -129,10 +131,9 @@ pub fn validate(instance: &CliMcpInstance, observed: &Observed, settings: &Setti
     let kubeconfig_secret = instance.kubeconfig_secret();
     let mut problems: Vec<Problem> = observed.unread.iter().map(unread).collect();
 
-    let ca = key(
+    let ca_pem = ca_certificate(
         &observed.ca,
         (&namespace, &names::proxy_ca(&name)),
-        &[names::CA_CERT_KEY, names::CA_KEY_KEY],
         &owner.uid,
         &mut problems,
     );
@@ -199,8 +200,7 @@ pub fn validate(instance: &CliMcpInstance, observed: &Observed, settings: &Setti
 
     let kubeconfig_found = !matches!(kubeconfig, Some(Err(())));
     let kubeconfig = kubeconfig.and_then(std::result::Result::ok);
-    let ca_pem = ca.and_then(|data| String::from_utf8(data.get(names::CA_CERT_KEY)?.clone()).ok());
-    let proxy_config = match (&ca_pem, kubeconfig_found) {
+    let proxy_config = match (ca_pem, kubeconfig_found) {
         (Some(ca_pem), true) => match Routes::build(&spec.proxy.targets, kubeconfig.as_ref()) {
             Ok(routes) => Some(ProxyConfig {
                 routes: routes.to_json(),

@@ -3,16 +3,14 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use cli_mcp_kubeconfig::Host;
+use cli_mcp_kubeconfig::{Host, SigningCa, SigningCaError};
 use rcgen::{
     CertificateParams, CustomExtension, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
     KeyUsagePurpose, PKCS_ECDSA_P256_SHA256, SanType, SerialNumber,
 };
 use rustls::ServerConfig;
-use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, PrivatePkcs8KeyDer};
 use time::{Duration, OffsetDateTime};
-use x509_parser::prelude::{FromDer, X509Certificate};
 
 /// How long a leaf is valid, within the limits of every client's checks.
 const LEAF_VALIDITY: Duration = Duration::days(7);
@@ -26,18 +24,9 @@ const WARN_BEFORE: Duration = Duration::days(30);
 /// Why the CA cannot sign.
 #[derive(Debug, thiserror::Error)]
 pub enum CaError {
-    /// Not PEM, not X.509.
-    #[error("ca.crt holds no PEM certificate: write the CA's certificate there")]
-    Certificate,
-    /// Not a key that can be read.
-    #[error("ca.key holds no unencrypted PEM private key (PKCS#8, or SEC 1): write the CA's key there")]
-    Key,
-    /// They do not belong together.
-    #[error("ca.key is not the key of ca.crt: write the pair that belongs together")]
-    Mismatch,
-    /// A leaf or an intermediate with wrong usages.
-    #[error("ca.crt is no certificate authority (basicConstraints CA:TRUE and keyUsage keyCertSign): use a CA")]
-    NotCa,
+    /// Not a pair that can sign.
+    #[error(transparent)]
+    Pair(#[from] SigningCaError),
     /// Not valid now.
     #[error("ca.crt is not valid now (from {from} to {to}): delete the CA Secret, the operator makes a new one")]
     NotValidNow {
@@ -79,31 +68,16 @@ impl Minter {
     ///
     /// When the CA could not sign a leaf that clients accept.
     pub fn new(certificate_pem: &[u8], key_pem: &[u8], now: OffsetDateTime) -> Result<Self, CaError> {
-        // A bundle is fine; the first certificate is the one that signs.
-        let der = CertificateDer::from_pem_slice(certificate_pem).map_err(|_| CaError::Certificate)?;
-        let (_, parsed) = X509Certificate::from_der(&der).map_err(|_| CaError::Certificate)?;
-        let key = std::str::from_utf8(key_pem)
-            .ok()
-            .and_then(|pem| KeyPair::from_pem(pem).ok())
-            .ok_or(CaError::Key)?;
-        if parsed.public_key().subject_public_key.data.as_ref() != key.public_key_raw() {
-            return Err(CaError::Mismatch);
-        }
-        let signs = parsed
-            .key_usage()
-            .ok()
-            .flatten()
-            .is_none_or(|usage| usage.value.key_cert_sign());
-        if !parsed.is_ca() || !signs {
-            return Err(CaError::NotCa);
-        }
-        let validity = parsed.validity();
-        let (from, to) = (validity.not_before.to_datetime(), validity.not_after.to_datetime());
+        let SigningCa {
+            issuer,
+            not_before: from,
+            not_after: to,
+        } = SigningCa::read(certificate_pem, key_pem)?;
         if now < from || now >= to {
             return Err(CaError::NotValidNow { from, to });
         }
         Ok(Self {
-            issuer: Issuer::from_ca_cert_der(&der, key)?,
+            issuer,
             leaf_key: KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256)?,
             not_before: from,
             not_after: to,

@@ -41,8 +41,10 @@ fn starting(name: &str) -> Sandbox {
 fn wanted(size: usize) -> Wanted<'static> {
     Wanted {
         size,
-        spec_hash: "now",
-        mounts_hash: "files",
+        current: Some(BuiltFrom {
+            spec_hash: "now",
+            mounts_hash: "files",
+        }),
         expected: 0,
         gate_open: true,
     }
@@ -126,6 +128,40 @@ fn nothing_is_created_behind_a_closed_gate_or_while_the_cache_is_behind() {
         ..wanted(2)
     };
     assert_eq!(plan(&behind, &[], &Backoff::default(), at(0)).create, 0);
+}
+
+#[test]
+fn while_nothing_can_be_built_only_what_ended_or_is_too_much_goes() {
+    let planned = |size: usize, expected: usize, sandboxes: &[Sandbox], now: i64| {
+        let unknown = Wanted {
+            current: None,
+            expected,
+            ..wanted(size)
+        };
+        plan(&unknown, sandboxes, &Backoff::default(), at(now))
+    };
+    let outdated = Sandbox {
+        spec_hash: "before".into(),
+        mounts_hash: "before".into(),
+        ..pod("a")
+    };
+    let ended = Sandbox {
+        ended: true,
+        ready: false,
+        ..pod("b")
+    };
+    let found = [outdated, ended, starting("c")];
+    let late = 500;
+    let plan = planned(2, 0, &found, late);
+    assert_eq!(deleted(&plan), [("b", Cause::Ended)], "a stuck one has no successor");
+    assert_eq!((plan.ready, plan.create, plan.lacking), (1, 0, 0));
+    assert_eq!(plan.again, None, "nothing would be done then");
+
+    let plan = planned(1, 0, &found, late);
+    assert_eq!(deleted(&plan), [("b", Cause::Ended), ("a", Cause::Surplus)]);
+    let plan = planned(4, 0, &found, late);
+    assert_eq!((plan.create, plan.lacking), (0, 2));
+    assert_eq!(planned(4, 1, &found, late).lacking, 1, "the cache does not show it yet");
 }
 
 #[test]
@@ -296,8 +332,10 @@ impl World {
         let hash = self.hash.to_string();
         let wanted = Wanted {
             size: self.size,
-            spec_hash: &hash,
-            mounts_hash: "files",
+            current: Some(BuiltFrom {
+                spec_hash: &hash,
+                mounts_hash: "files",
+            }),
             expected: 0,
             gate_open: true,
         };

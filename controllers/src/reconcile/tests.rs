@@ -11,6 +11,7 @@ use crate::validate::fixtures;
 
 mod behind;
 mod by_hand;
+mod inputs;
 mod labelled;
 mod others;
 mod refused;

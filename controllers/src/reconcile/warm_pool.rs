@@ -11,10 +11,13 @@ use kube::Client;
 use super::{CONCURRENT_SANDBOXES, Followup};
 use crate::context::Context;
 use crate::error::{Error, text};
-use crate::pool::{self, Plan, Wanted};
+use crate::pool::{self, BuiltFrom, Plan, Wanted};
 use crate::sandboxes::{self, Sandbox};
 use crate::status::PoolState;
 use crate::validate::Validated;
+
+/// Why a pool lacks sandboxes while what they are built from is broken.
+const WAITS: &str = "none is made until what the condition Ready names is mended";
 
 /// Brings the pool to its size, as far as that can be done now, and tells how it is.
 pub(super) async fn keep(
@@ -35,18 +38,17 @@ pub(super) async fn keep(
         ..PoolState::default()
     };
     // While the routes cannot be made the former ones stand, and what was built for them stays.
-    let (Some(template), Some(key), Some(_)) = (&validated.template, &validated.hmac_key, &validated.proxy_config)
-    else {
-        state.ready = sandboxes
-            .iter()
-            .filter(|sandbox| sandbox.session.is_none() && sandbox.ready)
-            .count();
-        return state;
+    let inputs = match (&validated.template, &validated.hmac_key, &validated.proxy_config) {
+        (Some(template), Some(key), Some(_)) => Some((template, key)),
+        _ => None,
     };
+    let spec_hash = inputs.map(|(template, _)| template.spec_hash());
     let wanted = Wanted {
         size,
-        spec_hash: &template.spec_hash(),
-        mounts_hash: &validated.mounts_hash,
+        current: spec_hash.as_deref().map(|spec_hash| BuiltFrom {
+            spec_hash,
+            mounts_hash: &validated.mounts_hash,
+        }),
         expected: 0,
         gate_open,
     };
@@ -77,7 +79,10 @@ pub(super) async fn keep(
     };
     followup.again.extend(plan.again);
     delete(context, validated, &plan, followup).await;
-    let created = create(&context.client, validated, template, key, plan.create).await;
+    let created = match inputs {
+        Some((template, key)) => create(&context.client, validated, template, key, plan.create).await,
+        None => Vec::new(),
+    };
     let mut refused = None;
     {
         let mut memory = context.memory();
@@ -98,7 +103,13 @@ pub(super) async fn keep(
         followup.again.extend(pool.expected.overdue_in(Instant::now()));
     }
     state.ready = plan.ready;
-    state.trouble = plan.trouble.or(refused).or(last_failure);
+    // Without a problem the inputs come by themselves: a new instance's Secrets, the address of its proxy.
+    let waits = inputs.is_none() && plan.lacking > 0 && !validated.problems.is_empty();
+    state.trouble = waits
+        .then(|| WAITS.to_owned())
+        .or(plan.trouble)
+        .or(refused)
+        .or(last_failure);
     state
 }
 

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use cli_mcp_api::conditions::reasons;
 use cli_mcp_api::names;
+use cli_mcp_kubeconfig::SigningCa;
 
 use super::Problem;
 use crate::dereference::{SecretContent, Unread};
@@ -30,6 +31,29 @@ pub(super) fn key<'a>(
         return None;
     }
     keys(secret, name, wanted, problems, || make_again(namespace, name))
+}
+
+/// The certificate of the proxy's CA, if the proxy can sign with the pair: it keeps its last good one, and a sandbox must
+/// trust the one that is used.
+pub(super) fn ca_certificate<'a>(
+    secret: &'a Option<SecretContent>,
+    (namespace, name): (&str, &str),
+    instance_uid: &str,
+    problems: &mut Vec<Problem>,
+) -> Option<&'a [u8]> {
+    let wanted = [names::CA_CERT_KEY, names::CA_KEY_KEY];
+    let data = key(secret, (namespace, name), &wanted, instance_uid, problems)?;
+    let (certificate, key) = (data.get(names::CA_CERT_KEY)?, data.get(names::CA_KEY_KEY)?);
+    match SigningCa::read(certificate, key) {
+        Ok(_) => Some(certificate),
+        Err(error) => {
+            problems.push(Problem {
+                reason: reasons::SECRET_KEYS_INVALID,
+                message: format!("Secret {name}: {error}. {}", make_again(namespace, name)),
+            });
+            None
+        }
+    }
 }
 
 /// What gives a generated Secret that is broken a good value.

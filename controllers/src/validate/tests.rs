@@ -114,6 +114,87 @@ fn an_incomplete_secret_comes_with_what_fills_it() {
     }
 }
 
+/// The CA's Secret with these contents.
+fn with_ca(certificate: &[u8], key: &[u8]) -> Observed {
+    let mut ca = secret(&[]).unwrap();
+    ca.data.insert(names::CA_CERT_KEY.to_owned(), certificate.to_vec());
+    ca.data.insert(names::CA_KEY_KEY.to_owned(), key.to_vec());
+    Observed {
+        ca: Some(ca),
+        ..observed()
+    }
+}
+
+fn generated_ca(now: time::OffsetDateTime) -> crate::generate::Ca {
+    crate::generate::ca("ns", "demo", now).unwrap()
+}
+
+#[test]
+fn a_ca_that_the_proxy_would_not_take_is_a_problem_and_goes_into_no_sandbox() {
+    let (good, other) = (
+        generated_ca(time::OffsetDateTime::now_utc()),
+        generated_ca(time::OffsetDateTime::now_utc()),
+    );
+    let (certificate, key) = (good.certificate.as_bytes(), good.key.as_bytes());
+    let (_, pem) = x509_parser::pem::parse_x509_pem(certificate).unwrap();
+    let utf_16: Vec<u8> = good.certificate.encode_utf16().flat_map(u16::to_le_bytes).collect();
+    let leaf_key = rcgen::KeyPair::generate().unwrap();
+    let leaf = rcgen::CertificateParams::default()
+        .self_signed(&leaf_key)
+        .unwrap()
+        .pem();
+    let leaf_key = leaf_key.serialize_pem();
+    let both = good.certificate.clone() + &good.key;
+    let cases: [(&[u8], &[u8], &str); 8] = [
+        (both.as_bytes(), key, "ca.crt also holds a private key"),
+        (&pem.contents, key, "ca.crt holds no PEM certificate"),
+        (&utf_16, key, "ca.crt holds no PEM certificate"),
+        (b"no PEM", key, "ca.crt holds no PEM certificate"),
+        (
+            leaf.as_bytes(),
+            leaf_key.as_bytes(),
+            "ca.crt is no certificate authority",
+        ),
+        (certificate, other.key.as_bytes(), "ca.key is not the key of ca.crt"),
+        (certificate, b"no key", "ca.key holds no unencrypted PEM private key"),
+        (certificate, certificate, "ca.key holds no unencrypted PEM private key"),
+    ];
+    for (certificate, key, word) in cases {
+        let validated = validated(&instance(), &with_ca(certificate, key));
+        let [problem] = &validated.problems[..] else {
+            panic!("{word}: {:?}", validated.problems);
+        };
+        assert_eq!(problem.reason, "SecretKeysInvalid");
+        let message = &problem.message;
+        assert!(
+            message.starts_with(&format!("Secret cli-mcp-demo-proxy-ca: {word}"))
+                && message.ends_with("kubectl -n ns delete secret cli-mcp-demo-proxy-ca"),
+            "{message}"
+        );
+        let key = String::from_utf8_lossy(key);
+        assert!(!key.lines().any(|line| message.contains(line)), "{message}");
+        assert_eq!(validated.proxy_config, None, "{word}");
+        assert!(!validated.proxy_can_run() && !validated.needs_ca, "{word}");
+    }
+}
+
+#[test]
+fn a_ca_that_the_proxy_takes_is_no_problem_whatever_the_time() {
+    let now = time::OffsetDateTime::now_utc();
+    let (good, ended) = (generated_ca(now), generated_ca(now - time::Duration::days(10 * 365)));
+    let commented = [&b"# Z\xfcrich\n"[..], good.certificate.as_bytes()].concat();
+    let cases: [(&[u8], &str); 3] = [
+        (good.certificate.as_bytes(), &good.key),
+        (ended.certificate.as_bytes(), &ended.key),
+        (&commented, &good.key),
+    ];
+    for (certificate, key) in cases {
+        let validated = validated(&instance(), &with_ca(certificate, key.as_bytes()));
+        assert_eq!(validated.problems, []);
+        assert!(validated.proxy_can_run());
+    }
+}
+
 #[test]
 fn generated_secrets_that_are_missing_are_no_problem_of_the_admins() {
     let validated = validated(

@@ -28,7 +28,7 @@ pub fn proxy_url(instance: &str, namespace: &str) -> String {
 /// `proxy-url` stands in each cluster although `HTTPS_PROXY` is set too: clients honour it also for addresses that
 /// their `NO_PROXY` rules except (case 27). `tls-server-name` is left out: the proxy's leaf is for the server's host.
 #[must_use]
-pub fn render(kubeconfig: Option<&Kubeconfig>, ca_pem: &str, proxy_url: &str) -> String {
+pub fn render(kubeconfig: Option<&Kubeconfig>, ca_pem: impl AsRef<[u8]>, proxy_url: &str) -> String {
     let ca = STANDARD.encode(ca_pem);
     let config = Config {
         api_version: "v1",

@@ -5,6 +5,7 @@
 //! * [`Routes`] is what the proxy may reach, without any secret: the `proxy-config.json` of the ConfigMap.
 //! * [`dummy::render`] builds the file that a sandbox sees, from scratch.
 //! * [`Routes::resolve`] joins routes and kubeconfig into upstreams with their credentials.
+//! * [`SigningCa`] is the proxy's CA, whose certificate stands in that file.
 //! * [`offline`] answers an admin's questions without a cluster.
 
 mod address;
@@ -17,6 +18,7 @@ pub mod offline;
 mod problems;
 mod routes;
 mod secret;
+mod signing;
 mod upstream;
 mod user;
 
@@ -27,5 +29,6 @@ pub use kubeconfig::{Context, Endpoint, Kubeconfig, MAX_BYTES};
 pub use problems::Invalid;
 pub use routes::{KubernetesRoute, Route, Routes, RoutesError};
 pub use secret::Secret;
+pub use signing::{SigningCa, SigningCaError};
 pub use upstream::{ResolvedKubernetes, ResolvedRoute, Trust};
 pub use user::{Credential, Impersonation, User};

@@ -140,15 +140,14 @@ pub fn render(file: &Path, instance: &Path, ca: &Path, out: &Path) -> Result<(),
         ));
     }
     // Public by its PEM: a file that also holds a key must not reach a sandbox.
-    let ca_pem = String::from_utf8_lossy(&ca_bytes);
-    if ca_pem.contains("PRIVATE KEY") {
+    if String::from_utf8_lossy(&ca_bytes).contains("PRIVATE KEY") {
         return Err(invalid(
             ca,
             "holds a private key: give ca.crt only, the sandbox sees it".into(),
         ));
     }
     let namespace = manifest.metadata.namespace.as_deref().unwrap_or("default");
-    let rendered = dummy::render(kubeconfig.as_ref(), &ca_pem, &dummy::proxy_url(name, namespace));
+    let rendered = dummy::render(kubeconfig.as_ref(), &ca_bytes, &dummy::proxy_url(name, namespace));
     std::fs::create_dir_all(out).map_err(|source| OfflineError::Io {
         path: out.to_owned(),
         source,

@@ -130,7 +130,7 @@ fn text(findings: &[Finding]) -> String {
     // The first one is often the cause of the others.
     text.push_str("\nWhat to do, in this order:\n");
     for (number, finding) in remedies.iter().enumerate() {
-        let remedy = finding.remedy.as_deref().unwrap_or_default();
+        let remedy = render::visible(finding.remedy.as_deref().unwrap_or_default());
         text.push_str(&format!("{}. {}: {remedy}\n", number + 1, finding.part));
     }
     text

@@ -6,9 +6,14 @@ use cli_mcp_client::cause;
 use cli_mcp_client::session::SessionError;
 use cli_mcp_serving::exit;
 
+use crate::render;
+
 /// Exit code of `run` when the command has none: it did not run, or nothing is known of its end. What `env`, `timeout`
 /// and container engines use for a failure of their own.
 pub const NO_RESULT: u8 = 125;
+
+/// Exit code where the reader of standard output is gone: what a shell says of kubectl then, which SIGPIPE ends.
+const PIPE_CLOSED: u8 = 128 + 13;
 
 /// Why a command of the plugin did not do its work. No text holds a token.
 #[derive(Debug, thiserror::Error)]
@@ -68,11 +73,13 @@ impl Error {
 
     /// Says the error and gives the exit code.
     pub(crate) fn report(&self) -> ExitCode {
+        // Servers quote what pods say.
+        let text = || render::visible(&self.to_string());
         match self {
-            Self::Invocation(_) => exit::refuse(self),
+            Self::Invocation(_) => exit::refuse(text()),
             // A reader that closes the pipe, such as head, has read what it wants.
-            Self::Output(error) if error.kind() == std::io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
-            _ => exit::fail(self),
+            Self::Output(error) if error.kind() == std::io::ErrorKind::BrokenPipe => ExitCode::from(PIPE_CLOSED),
+            _ => exit::fail(text()),
         }
     }
 }

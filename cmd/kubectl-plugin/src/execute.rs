@@ -24,15 +24,15 @@ pub(crate) async fn run(place: &Place, arguments: &RunArguments) -> Result<u8> {
     let server = Server::of(place, &arguments.connection).await?;
     let session = server.session(&arguments.session).await?;
     let json = arguments.output.output == Format::Json;
-    let mut written = Ok(());
+    // Where nobody reads any more, this returns at once, and the server stops a command whose client has left.
     let result = session
         .follow(call, |stream, text| {
-            if !json && written.is_ok() {
-                written = show(stream, text);
+            if json {
+                return Ok(());
             }
+            show(stream, text).map_err(Error::Output)
         })
         .await?;
-    written?;
     let Some(code) = result.exit_code else {
         return Err(Error::NoResult(result.text));
     };

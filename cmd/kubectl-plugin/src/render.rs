@@ -6,8 +6,31 @@ use std::time::Duration;
 use jiff::Timestamp;
 use serde::Serialize;
 
-/// Lines of cells, each column as wide as its widest cell, three blanks between.
+/// The text with escapes in place of its control characters. Pods carry words of their sandboxes, which must not steer a
+/// terminal (CVE-2021-25743 was the same in kubectl).
+pub(crate) fn visible(text: &str) -> String {
+    escaped(text, |c| c.escape_default().to_string())
+}
+
+fn escaped(text: &str, escape: impl Fn(char) -> String) -> String {
+    let mut visible = String::with_capacity(text.len());
+    for c in text.chars() {
+        if c.is_control() {
+            visible.push_str(&escape(c));
+        } else {
+            visible.push(c);
+        }
+    }
+    visible
+}
+
+/// Lines of cells, each column as wide as its widest cell, three blanks between. Control characters in cells are made
+/// visible.
 pub(crate) fn table(rows: &[Vec<String>]) -> String {
+    let rows: Vec<Vec<String>> = rows
+        .iter()
+        .map(|row| row.iter().map(|cell| visible(cell)).collect())
+        .collect();
     let columns = rows.iter().map(Vec::len).max().unwrap_or_default();
     let width = |column: usize| {
         rows.iter()
@@ -18,7 +41,7 @@ pub(crate) fn table(rows: &[Vec<String>]) -> String {
     };
     let widths: Vec<usize> = (0..columns).map(width).collect();
     let mut text = String::new();
-    for row in rows {
+    for row in &rows {
         let line: Vec<String> = row
             .iter()
             .zip(&widths)
@@ -66,7 +89,16 @@ pub(crate) fn print(text: &str) -> std::io::Result<()> {
 
 /// Writes a JSON document to standard output.
 pub(crate) fn print_json(value: &impl Serialize) -> std::io::Result<()> {
-    print(&format!("{}\n", serde_json::to_string_pretty(value)?))
+    print(&format!("{}\n", json(value)?))
+}
+
+/// serde_json escapes control characters in strings, but for DEL and those above it, which some terminals obey too.
+fn json(value: &impl Serialize) -> serde_json::Result<String> {
+    let lines = serde_json::to_string_pretty(value)?;
+    Ok(escaped(&lines, |c| match c {
+        '\n' => c.to_string(),
+        c => format!("\\u{:04x}", u32::from(c)),
+    }))
 }
 
 #[cfg(test)]
@@ -77,6 +109,16 @@ mod tests {
     fn columns_are_aligned_and_lines_end_without_blanks() {
         let row = |cells: &[&str]| cells.iter().map(|&cell| cell.to_owned()).collect();
         assert_eq!(table(&[row(&["A", "LONG"]), row(&["bé", ""])]), "A    LONG\nbé\n");
+    }
+
+    #[test]
+    fn words_of_a_sandbox_do_not_steer_the_terminal() {
+        let title = "\x1b]0;x\x07\r\n\u{9b}2J é";
+        let text = table(&[vec![title.to_owned(), "B".to_owned()]]);
+        assert_eq!(text, "\\u{1b}]0;x\\u{7}\\r\\n\\u{9b}2J é   B\n");
+        let text = json(&[title]).unwrap();
+        assert!(!text.replace('\n', "").contains(char::is_control), "{text:?}");
+        assert_eq!(serde_json::from_str::<[String; 1]>(&text).unwrap(), [title]);
     }
 
     #[test]

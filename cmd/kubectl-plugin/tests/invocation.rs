@@ -1,15 +1,21 @@
 //! The program as a user starts it, without a cluster: help, completion, and what a bad invocation gets.
 #![allow(clippy::unwrap_used, reason = "a test that cannot start what it tests has failed")]
 
-use std::process::{Command, Output};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::process::{Command, Output, Stdio};
+use std::thread::JoinHandle;
+
+use serde_json::{Value, json};
+
+fn command(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_kubectl-cli_mcp"));
+    command.args(arguments).env_clear().env("HOME", "/nonexistent");
+    command
+}
 
 fn plugin(arguments: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_kubectl-cli_mcp"))
-        .args(arguments)
-        .env_clear()
-        .env("HOME", "/nonexistent")
-        .output()
-        .unwrap()
+    command(arguments).output().unwrap()
 }
 
 fn text(bytes: &[u8]) -> String {
@@ -98,11 +104,7 @@ fn a_bad_invocation_is_one_line_and_exit_code_2() {
 #[test]
 fn a_server_that_is_not_there_leaves_run_without_a_result() {
     // A port that was free a moment ago.
-    let port = std::net::TcpListener::bind("127.0.0.1:0")
-        .unwrap()
-        .local_addr()
-        .unwrap()
-        .port();
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let url = format!("http://127.0.0.1:{port}");
     let output = plugin(&["run", "s1", "--url", &url, "--", "ls"]);
     let stderr = text(&output.stderr);
@@ -113,7 +115,7 @@ fn a_server_that_is_not_there_leaves_run_without_a_result() {
     );
     let deleted = plugin(&["delete", "s1", "s2", "--url", &url, "-o", "json"]);
     assert_eq!(deleted.status.code(), Some(1), "{}", text(&deleted.stderr));
-    let told: serde_json::Value = serde_json::from_slice(&deleted.stdout).unwrap();
+    let told: Value = serde_json::from_slice(&deleted.stdout).unwrap();
     for (place, session) in ["s1", "s2"].iter().enumerate() {
         let ended = &told["sessions"][place];
         assert!(
@@ -121,4 +123,88 @@ fn a_server_that_is_not_there_leaves_run_without_a_result() {
             "each is tried, and told: {told}"
         );
     }
+}
+
+/// A message that a client posts.
+fn posted(stream: &TcpStream) -> Value {
+    let (mut reader, mut line, mut length) = (BufReader::new(stream), String::new(), 0);
+    while reader.read_line(&mut line).unwrap() > 2 {
+        if let Some(value) = line.to_lowercase().strip_prefix("content-length:") {
+            length = value.trim().parse().unwrap();
+        }
+        line.clear();
+    }
+    let mut body = vec![0; length];
+    reader.read_exact(&mut body).unwrap();
+    serde_json::from_slice(&body).unwrap_or_default()
+}
+
+/// A server whose command writes until its client leaves, and its end then.
+fn endless() -> (String, JoinHandle<()>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    let server = std::thread::spawn(move || {
+        loop {
+            let (mut stream, _) = listener.accept().unwrap();
+            let message = posted(&stream);
+            let mut head = |status: &str, kind: &str| {
+                write!(
+                    stream,
+                    "HTTP/1.1 {status}\r\ncontent-type: {kind}\r\nconnection: close\r\n\r\n"
+                )
+                .unwrap();
+            };
+            match message["method"].as_str() {
+                Some("tools/call") => {
+                    head("200 OK", "text/event-stream");
+                    let token = &message["params"]["_meta"]["progressToken"];
+                    let left = (1..1_000_000).any(|n| {
+                        let progress = json!({"progressToken": token, "progress": n * 2, "message": "y\n"});
+                        let event = json!({"jsonrpc": "2.0", "method": "notifications/progress", "params": progress});
+                        write!(stream, "data: {event}\n\n").is_err()
+                    });
+                    assert!(left, "the client takes all there is");
+                    return;
+                }
+                Some("initialize") => {
+                    head("200 OK", "application/json");
+                    let result = json!({"protocolVersion": "2025-11-25", "capabilities": {"tools": {}},
+                        "serverInfo": {"name": "t", "version": "1"}});
+                    write!(
+                        stream,
+                        "{}",
+                        json!({"jsonrpc": "2.0", "id": message["id"], "result": result})
+                    )
+                    .unwrap();
+                }
+                Some(_) => head("202 Accepted", "text/plain"),
+                None => head("405 Method Not Allowed", "text/plain"),
+            }
+        }
+    });
+    (url, server)
+}
+
+#[test]
+fn a_reader_that_has_enough_ends_run_at_once() {
+    let (url, server) = endless();
+    let mut running = command(&["run", "s1", "--url", &url, "--", "yes"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut some = [0; 4];
+    // Dropped here, which closes the pipe.
+    running.stdout.take().unwrap().read_exact(&mut some).unwrap();
+    assert_eq!(&some, b"y\ny\n");
+    let ended = running.wait_with_output().unwrap();
+    assert_eq!(ended.status.code(), Some(141), "{}", text(&ended.stderr));
+    server.join().unwrap();
+}
+
+#[test]
+fn an_error_does_not_steer_the_terminal() {
+    let stderr = text(&plugin(&["run", "s1", "-f", "/nonexistent/\x1b]0;x\x07"]).stderr);
+    assert!(stderr.contains(r"/nonexistent/\u{1b}]0;x\u{7}"), "{stderr:?}");
+    assert!(!stderr.trim_end().contains(char::is_control), "{stderr:?}");
 }

@@ -2,7 +2,7 @@
 //! listener's connections, and must not wait for who sends or takes much.
 
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -46,16 +46,29 @@ impl Budget {
     /// The memory of a request with a body of at most this size, held until its answer is written; none when others hold it
     /// for too long.
     pub async fn request(&self, size: usize) -> Option<Held> {
-        let held = Held {
-            results: Some(self.results.clone()),
-            permits: Arc::default(),
-        };
-        if size > SMALL_BYTES {
-            let units = u32::try_from(size.min(BODY_BYTES).div_ceil(UNIT)).unwrap_or(u32::MAX);
+        let units = u32::try_from(units(size)).unwrap_or(u32::MAX);
+        let body = if units == 0 {
+            None
+        } else {
             let permit = self.bodies.clone().acquire_many_owned(units);
-            held.keep(tokio::time::timeout(TURN, permit).await.ok()?.ok()?);
-        }
-        Some(held)
+            Some(tokio::time::timeout(TURN, permit).await.ok()?.ok()?)
+        };
+        Some(Held {
+            results: Some(self.results.clone()),
+            permits: Arc::new(Mutex::new(Permits {
+                body,
+                results: Vec::new(),
+            })),
+        })
+    }
+}
+
+/// Permits that a body of this size takes.
+fn units(size: usize) -> usize {
+    if size > SMALL_BYTES {
+        size.min(BODY_BYTES).div_ceil(UNIT)
+    } else {
+        0
     }
 }
 
@@ -63,17 +76,32 @@ impl Budget {
 #[derive(Clone, Debug, Default)]
 pub struct Held {
     results: Option<Arc<Semaphore>>,
-    permits: Arc<Mutex<Vec<OwnedSemaphorePermit>>>,
+    permits: Arc<Mutex<Permits>>,
+}
+
+#[derive(Debug, Default)]
+struct Permits {
+    body: Option<OwnedSemaphorePermit>,
+    results: Vec<OwnedSemaphorePermit>,
 }
 
 impl Held {
+    /// The body has arrived and has this size: what was taken beyond that is for others, however long this call lasts.
+    pub fn arrived(&self, size: usize) {
+        if let Some(body) = &mut self.permits().body {
+            let surplus = body.num_permits().saturating_sub(units(size));
+            // Dropping them gives them back.
+            drop(body.split(surplus));
+        }
+    }
+
     /// Waits for the memory of a large result. It comes: who holds it waits for nothing but its client, which the listener
     /// gives up when it takes nothing.
     pub async fn large_result(&self) {
         let Some(results) = &self.results else { return };
         let units = u32::try_from(RESULT_BYTES / UNIT).unwrap_or(u32::MAX);
         if let Ok(permit) = results.clone().acquire_many_owned(units).await {
-            self.keep(permit);
+            self.permits().results.push(permit);
         }
     }
 
@@ -82,9 +110,8 @@ impl Held {
         Body::new(Holding { body, _held: self })
     }
 
-    fn keep(&self, permit: OwnedSemaphorePermit) {
-        let mut permits = self.permits.lock().unwrap_or_else(PoisonError::into_inner);
-        permits.push(permit);
+    fn permits(&self) -> MutexGuard<'_, Permits> {
+        self.permits.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -135,6 +162,22 @@ mod tests {
         assert!(budget.request(LARGE).await.is_none());
         drop(written);
         assert!(budget.request(LARGE).await.is_some());
+    }
+
+    #[tokio::test]
+    async fn a_body_that_arrived_holds_what_it_takes_and_a_small_one_nothing() {
+        let budget = Budget::default();
+        let free = || budget.bodies.available_permits() * UNIT;
+        let held = budget.request(LARGE).await.unwrap();
+        assert_eq!(free(), BODY_BYTES - LARGE);
+        held.arrived(LARGE);
+        assert_eq!(free(), BODY_BYTES - LARGE);
+        held.arrived(LARGE / 2 - 1);
+        assert_eq!(free(), BODY_BYTES - LARGE / 2, "whole units are held");
+        held.arrived(SMALL_BYTES);
+        assert_eq!(free(), BODY_BYTES);
+        drop(held);
+        assert_eq!(free(), BODY_BYTES);
     }
 
     #[tokio::test]

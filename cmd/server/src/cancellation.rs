@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use jiff::Timestamp;
 use rmcp::model::RequestId;
 use sha2::{Digest, Sha256};
+use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
 use crate::cluster::Cluster;
@@ -16,6 +17,9 @@ use crate::store::cache::SandboxCache;
 
 /// Annotation on a session's sandbox: the call that its client cancelled last, and when.
 pub const CANCELLED_ANNOTATION: &str = "cli-mcp.redhat.com/cancelled";
+
+/// Annotations that are written at a time. Who cancels faster than the API server writes waits.
+const ANNOTATIONS: usize = 16;
 
 /// The longest notification that is looked at: an id and a reason.
 const MAX_NOTIFICATION_BYTES: usize = 16 * 1024;
@@ -127,13 +131,19 @@ pub struct Canceller {
     calls: RunningCalls,
     cluster: Cluster,
     cache: Arc<SandboxCache>,
+    turns: Arc<Semaphore>,
 }
 
 impl Canceller {
     /// Over this replica's calls, and the sandboxes by which it tells the others.
     #[must_use]
     pub fn new(calls: RunningCalls, cluster: Cluster, cache: Arc<SandboxCache>) -> Self {
-        Self { calls, cluster, cache }
+        Self {
+            calls,
+            cluster,
+            cache,
+            turns: Arc::new(Semaphore::new(ANNOTATIONS)),
+        }
     }
 
     /// Stops a call of a session, here or on another replica. One that ended already is no error.
@@ -145,6 +155,8 @@ impl Canceller {
         let Some(sandbox) = sandbox.filter(|sandbox| sandbox.usable()) else {
             return;
         };
+        // Nobody closes the semaphore.
+        let _turn = self.turns.acquire().await;
         let told = BTreeMap::from([(CANCELLED_ANNOTATION, key.annotation(Timestamp::now().as_millisecond()))]);
         if let Err(error) = self.cluster.annotate(&sandbox, &told).await {
             tracing::warn!(pod = %sandbox.name, %session, %error, "Failed to tell the other servers of a cancelled call");
@@ -174,6 +186,8 @@ pub fn cancelled_request(body: &[u8]) -> Option<RequestId> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
     use crate::fixtures::{Api, Replica};
     use crate::store::fixtures::{pod, session};
@@ -233,6 +247,24 @@ mod tests {
         replica.cache.write(|store| store.mark_ended(&sandbox));
         canceller.cancel(&session("s1"), &call).await;
         assert_eq!(replica.api.requests("").len(), 1);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn many_cancels_wait_for_an_api_server_that_is_slow() {
+        let replica = Replica::new(Api::new(|_| None));
+        replica.watched(&pod("p", "u", 1, Some("s1")));
+        let canceller = Canceller::new(RunningCalls::default(), replica.cluster.clone(), replica.cache.clone());
+        let (canceller, session) = (&canceller, &session("s1"));
+        let all = (0..100).map(|id| async move {
+            let call = key(None, "s1", RequestId::Number(id));
+            canceller.cancel(session, &call).await;
+        });
+        let mut all = std::pin::pin!(futures::future::join_all(all));
+        // The paused clock goes on when nothing else can.
+        let soon = tokio::time::timeout(Duration::from_secs(1), &mut all).await;
+        assert!(soon.is_err() && replica.api.requests("PATCH").len() == ANNOTATIONS);
+        all.await;
+        assert_eq!(replica.api.requests("PATCH").len(), 100, "each has its turn");
     }
 
     #[test]

@@ -175,8 +175,10 @@ async fn whole_body(
     };
     Ok(match arrived(body).await {
         Ok(bytes) => {
+            held.arrived(bytes.len());
+            // Not in a task of its own: a client then has as many on their way as it has connections.
             if let Some((session, call)) = cancelled_call(&parts, &bytes) {
-                tokio::spawn(async move { canceller.cancel(&session, &call).await });
+                canceller.cancel(&session, &call).await;
             }
             parts.extensions.insert(held.clone());
             let answer = next.run(Request::from_parts(parts, Body::from(bytes))).await;
@@ -212,12 +214,17 @@ fn cancelled_call(parts: &Parts, body: &[u8]) -> Option<(SessionId, CallKey)> {
 
 #[cfg(test)]
 mod tests {
+    use axum::routing::post;
     use cli_mcp_serving::listener::{self, Limits, Plain};
-    use futures::StreamExt;
+    use futures::{FutureExt, StreamExt};
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     use tokio::net::{TcpListener, TcpStream};
+    use tower::ServiceExt;
 
     use super::*;
+    use crate::cancellation::RunningCalls;
+    use crate::fixtures::{Api, Replica};
+    use crate::store::fixtures::pod;
 
     #[tokio::test(start_paused = true)]
     async fn a_body_that_does_not_arrive_whole_or_in_time_is_not_served() {
@@ -231,6 +238,32 @@ mod tests {
         let broken = stream(vec![frame("a"), Err(std::io::Error::other("reset"))]);
         let (status, _) = arrived(Body::from_stream(broken)).await.unwrap_err();
         assert_eq!(status, StatusCode::PAYLOAD_TOO_LARGE);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_cancel_is_answered_when_it_is_done_and_holds_no_memory_until_then() {
+        let replica = Replica::new(Api::new(|_| None));
+        replica.watched(&pod("p", "u", 1, Some("s1")));
+        let canceller = Canceller::new(RunningCalls::default(), replica.cluster.clone(), replica.cache.clone());
+        let budget = Budget::default();
+        let layer = middleware::from_fn_with_state((canceller, budget.clone()), whole_body);
+        let accepted = || std::future::ready(StatusCode::ACCEPTED);
+        let router = Router::new().route("/mcp", post(accepted)).layer(layer);
+        let cancel = || {
+            let text = r#"{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":1}}"#;
+            // Its length is not told, so it may be any.
+            let body = Body::from_stream(futures::stream::iter([Ok::<_, Infallible>(text)]));
+            let request = Request::post("/mcp").header(SESSION_HEADER, "s1").body(body).unwrap();
+            router.clone().oneshot(request)
+        };
+        let mut cancels = std::pin::pin!(futures::future::join_all([(); 8].map(|()| cancel())));
+        // The paused clock goes on when nothing else can.
+        let soon = tokio::time::timeout(Duration::from_secs(1), &mut cancels).await;
+        assert!(soon.is_err(), "the API server has not answered");
+        assert!(budget.request(MAX_BODY_BYTES).now_or_never().flatten().is_some());
+        for answer in cancels.await {
+            assert_eq!(answer.unwrap().status(), StatusCode::ACCEPTED);
+        }
     }
 
     #[tokio::test]

@@ -258,12 +258,13 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// When the call ends as a protocol error, or its content does not follow the tool's output schema.
-    pub async fn follow(
+    /// When the call ends as a protocol error, or its content does not follow the tool's output schema; and the first
+    /// error of `show`, which does not wait for the command's end.
+    pub async fn follow<E: From<SessionError>>(
         &self,
         arguments: serde_json::Value,
-        mut show: impl FnMut(Stream, &str),
-    ) -> Result<BashResult, SessionError> {
+        mut show: impl FnMut(Stream, &str) -> Result<(), E>,
+    ) -> Result<BashResult, E> {
         let (sender, mut chunks) = mpsc::unbounded_channel();
         self.service.service().set(Some(sender));
         let mut assembly = Assembly::default();
@@ -272,18 +273,18 @@ impl Session {
         let result = loop {
             tokio::select! {
                 biased;
-                Some(chunk) = chunks.recv() => assembly.add(chunk, &mut show),
+                Some(chunk) = chunks.recv() => assembly.add(chunk, &mut show)?,
                 result = &mut call => break result,
             }
         };
         self.service.service().set(None);
         while let Ok(chunk) = chunks.try_recv() {
-            assembly.add(chunk, &mut show);
+            assembly.add(chunk, &mut show)?;
         }
         let result = result?;
         for (stream, text) in assembly.rest(&result.stdout, &result.stderr) {
             if !text.is_empty() {
-                show(stream, text);
+                show(stream, text)?;
             }
         }
         Ok(result)
@@ -300,5 +301,68 @@ impl Session {
         // The MCP connection is stateless: ending it tells the server nothing more.
         drop(self.service);
         Ok(status)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rmcp::model::{CallToolResponse, ErrorData, ProgressToken};
+    use rmcp::service::RequestContext;
+    use rmcp::{RoleServer, ServerHandler};
+
+    use super::*;
+
+    /// Writes once, and then runs on.
+    struct Endless;
+
+    impl ServerHandler for Endless {
+        async fn call_tool(
+            &self,
+            _request: CallToolRequestParams,
+            context: RequestContext<RoleServer>,
+        ) -> Result<CallToolResponse, ErrorData> {
+            let token: ProgressToken = context.meta.get_progress_token().unwrap();
+            let progress = ProgressNotificationParam::new(token, 1.0).with_message("y");
+            context.peer.notify_progress(progress).await.unwrap();
+            std::future::pending().await
+        }
+    }
+
+    #[derive(Debug)]
+    enum Ended {
+        Unread,
+        Call(SessionError),
+    }
+
+    impl From<SessionError> for Ended {
+        fn from(error: SessionError) -> Self {
+            Self::Call(error)
+        }
+    }
+
+    #[tokio::test]
+    async fn a_reader_that_is_gone_does_not_wait_for_the_command() {
+        let (ours, theirs) = tokio::io::duplex(4096);
+        let (service, server) = tokio::join!(Listener::default().serve(ours), Endless.serve(theirs));
+        let _server = server.unwrap();
+        let nowhere = Endpoint {
+            base_url: String::new(),
+            ca_pem: None,
+            token: None,
+        };
+        let session = Session {
+            service: service.unwrap(),
+            http: nowhere.http_client(None).unwrap(),
+            base_url: nowhere.base_url,
+            id: "s".to_owned(),
+        };
+        let followed = session.follow(serde_json::json!({"command": "yes"}), |_, text| {
+            assert_eq!(text, "y");
+            Err(Ended::Unread)
+        });
+        match followed.await.unwrap_err() {
+            Ended::Unread => {}
+            Ended::Call(error) => panic!("{error}"),
+        }
     }
 }

@@ -6,6 +6,9 @@ use std::collections::BTreeMap;
 /// Key of a notification's `_meta` that names the stream of its text.
 pub(crate) const STREAM_META: &str = "cli-mcp.redhat.com/stream";
 
+/// Bytes that no result is longer than: what the server reads of an agent's answer.
+const LONGEST_RESULT: usize = 64 * 1024 * 1024;
+
 /// Where a command wrote.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stream {
@@ -28,32 +31,69 @@ pub(crate) struct Chunk {
 pub(crate) struct Assembly {
     waiting: BTreeMap<u64, Chunk>,
     next: u64,
-    stdout: String,
-    stderr: String,
+    stdout: Shown,
+    stderr: Shown,
+}
+
+/// What was shown of a stream, as long as a result may repeat it.
+#[derive(Debug, Default)]
+struct Shown {
+    text: String,
+    is_longer: bool,
+}
+
+impl Shown {
+    fn add(&mut self, text: &str) {
+        if self.is_longer || self.text.len() + text.len() > LONGEST_RESULT {
+            *self = Self {
+                text: String::new(),
+                is_longer: true,
+            };
+        } else {
+            self.text.push_str(text);
+        }
+    }
+
+    fn rest<'a>(&self, result: &'a str) -> &'a str {
+        if self.is_longer {
+            ""
+        } else {
+            result.strip_prefix(self.text.as_str()).unwrap_or("")
+        }
+    }
 }
 
 impl Assembly {
     /// Takes a chunk; `show` gets it and every one that waited for it.
-    pub(crate) fn add(&mut self, chunk: Chunk, show: &mut impl FnMut(Stream, &str)) {
+    ///
+    /// # Errors
+    ///
+    /// The first error of `show`: what comes after it is not shown.
+    pub(crate) fn add<E>(
+        &mut self,
+        chunk: Chunk,
+        show: &mut impl FnMut(Stream, &str) -> Result<(), E>,
+    ) -> Result<(), E> {
         let start = chunk.end.saturating_sub(chunk.text.len() as u64);
         self.waiting.insert(start, chunk);
         while let Some(chunk) = self.waiting.remove(&self.next) {
             self.next = chunk.end;
-            self.shown(chunk.stream).push_str(&chunk.text);
-            show(chunk.stream, &chunk.text);
+            self.shown(chunk.stream).add(&chunk.text);
+            show(chunk.stream, &chunk.text)?;
         }
+        Ok(())
     }
 
     /// What the result holds and no chunk showed: lines of the agent's own, and all of it where the client got no
     /// notification. A result that was cut in the middle repeats nothing.
     pub(crate) fn rest<'a>(&self, stdout: &'a str, stderr: &'a str) -> [(Stream, &'a str); 2] {
         [
-            (Stream::Stdout, stdout.strip_prefix(self.stdout.as_str()).unwrap_or("")),
-            (Stream::Stderr, stderr.strip_prefix(self.stderr.as_str()).unwrap_or("")),
+            (Stream::Stdout, self.stdout.rest(stdout)),
+            (Stream::Stderr, self.stderr.rest(stderr)),
         ]
     }
 
-    fn shown(&mut self, stream: Stream) -> &mut String {
+    fn shown(&mut self, stream: Stream) -> &mut Shown {
         match stream {
             Stream::Stdout => &mut self.stdout,
             Stream::Stderr => &mut self.stderr,
@@ -63,6 +103,8 @@ impl Assembly {
 
 #[cfg(test)]
 mod tests {
+    use std::convert::Infallible;
+
     use super::*;
 
     fn chunk(stream: Stream, text: &str, end: u64) -> Chunk {
@@ -73,6 +115,25 @@ mod tests {
         }
     }
 
+    fn unread(_: Stream, _: &str) -> Result<(), Infallible> {
+        Ok(())
+    }
+
+    #[test]
+    fn what_is_longer_than_any_result_is_not_kept() {
+        let mut assembly = Assembly::default();
+        let long = "a".repeat(LONGEST_RESULT);
+        for (text, kept) in [(long.as_str(), LONGEST_RESULT), ("b", 0), ("c", 0)] {
+            let end = assembly.next + text.len() as u64;
+            assembly.add(chunk(Stream::Stdout, text, end), &mut unread).unwrap();
+            assert_eq!(assembly.stdout.text.len(), kept);
+        }
+        let end = assembly.next + 2;
+        assembly.add(chunk(Stream::Stderr, "cd", end), &mut unread).unwrap();
+        let rest = assembly.rest("a[cut]c", "cd\nnote\n");
+        assert_eq!(rest, [(Stream::Stdout, ""), (Stream::Stderr, "\nnote\n")]);
+    }
+
     #[test]
     fn chunks_are_shown_in_order_and_the_result_adds_what_is_missing() {
         let (mut assembly, mut shown) = (Assembly::default(), String::new());
@@ -81,7 +142,11 @@ mod tests {
             chunk(Stream::Stdout, "ab", 2),
             chunk(Stream::Stdout, "é", 6),
         ] {
-            assembly.add(chunk, &mut |_, text| shown.push_str(text));
+            let mut show = |_, text: &str| {
+                shown.push_str(text);
+                Ok::<_, Infallible>(())
+            };
+            assembly.add(chunk, &mut show).unwrap();
         }
         assert_eq!(shown, "abcdé");
         assert_eq!(
@@ -94,7 +159,7 @@ mod tests {
     fn a_cut_result_repeats_nothing_and_a_silent_call_shows_all() {
         let mut assembly = Assembly::default();
         assert_eq!(assembly.rest("all", "")[0], (Stream::Stdout, "all"));
-        assembly.add(chunk(Stream::Stdout, "long", 4), &mut |_, _| {});
+        assembly.add(chunk(Stream::Stdout, "long", 4), &mut unread).unwrap();
         assert_eq!(assembly.rest("l[cut]g", "")[0], (Stream::Stdout, ""));
     }
 }

@@ -4,7 +4,7 @@ use cli_mcp_api::v1alpha1::CliMcpInstance;
 use serde_json::{Value, json};
 
 use super::facts::{Facts, Platform};
-use super::{Level, rules, text};
+use super::{Finding, Level, rules, text};
 
 fn of<T: serde::de::DeserializeOwned>(value: Value) -> T {
     serde_json::from_value(value).unwrap()
@@ -126,6 +126,18 @@ fn a_broken_pod_is_quoted() {
             "restartCount": 0, "state": {"waiting": {"reason": "ErrImagePull", "message": "no such host"}}}]}}),
     )]);
     assert!(text(&rules::examine(&facts)).contains("pod p: ErrImagePull: no such host"));
+}
+
+#[test]
+fn words_of_a_sandbox_do_not_steer_the_terminal() {
+    let title = "\x1b]0;x\x07";
+    let findings = [
+        Finding::warning("Sandboxes", format!("pod p: {title}"), "a"),
+        Finding::warning("Sandboxes", "b", format!("look at {title}")),
+    ];
+    let text = text(&findings);
+    assert!(!text.replace('\n', "").contains(char::is_control), "{text:?}");
+    assert_eq!(text.matches(r"\u{1b}]0;x\u{7}").count(), 2, "{text}");
 }
 
 #[test]

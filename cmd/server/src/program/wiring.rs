@@ -42,6 +42,9 @@ const LAME_DUCK: Duration = Duration::from_secs(3);
 /// How long before connections are cut the calls that still run are stopped, so that their clients learn of it.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 
+/// How long calls whose client has left have to write their audit lines.
+const LAST_LINES: Duration = Duration::from_secs(2);
+
 /// Runs until SIGTERM, SIGINT or, over stdio, the client's end.
 pub(super) async fn serve(prepared: Prepared) -> anyhow::Result<()> {
     let Prepared {
@@ -259,14 +262,8 @@ async fn stdio(
     let end = running.cancellation_token();
     let waiting = running.waiting();
     tokio::pin!(waiting);
-    tokio::select! {
-        reason = &mut waiting => {
-            reason.context("the stdio transport failed")?;
-            return Ok(());
-        }
-        () = stopping.cancelled() => {}
-    }
-    let ended = async {
+    let drained = async {
+        stopping.cancelled().await;
         if tokio::time::timeout(drain.saturating_sub(LAST_WORDS), server.finish())
             .await
             .is_err()
@@ -277,11 +274,15 @@ async fn stdio(
     };
     tokio::select! {
         reason = &mut waiting => { reason.context("the stdio transport failed")?; }
-        () = ended => {
+        () = drained => {
             // What the calls answered is still written.
             end.cancel();
             waiting.await.context("the stdio transport failed")?;
         }
+    }
+    // The calls of a client that left are cancelled by now, each in a task of its own.
+    if tokio::time::timeout(LAST_LINES, server.finish()).await.is_err() {
+        tracing::warn!("Calls did not end with their client: they have no audit line");
     }
     Ok(())
 }

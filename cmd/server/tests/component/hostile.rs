@@ -7,7 +7,7 @@ use tokio::net::TcpStream;
 
 use crate::support::agent::HOSTILE;
 use crate::support::api::Cluster;
-use crate::support::server::{LOCAL, Server, bash, http, refusal, structured};
+use crate::support::server::{LOCAL, Server, bash, eventually, http, refusal, structured};
 
 #[tokio::test]
 async fn a_session_id_that_is_none_reaches_no_other_part() {
@@ -156,6 +156,29 @@ async fn large_requests_that_never_arrive_keep_no_small_one_out() {
     assert!(refused.headers().contains_key("retry-after"));
     let client = server.client("s1").await;
     assert_eq!(structured(&bash(&client, "echo x").await)["stdout"], "x\n");
+}
+
+#[tokio::test]
+async fn small_calls_of_untold_length_that_run_long_keep_no_other_out() {
+    let cluster = Cluster::start().await;
+    let server = Server::start(&cluster, &[LOCAL]).await;
+    let chunked = |command: &str| {
+        let call = json!({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "bash", "arguments": {"command": command}}});
+        let body = futures::stream::iter([Ok::<_, std::convert::Infallible>(call.to_string())]);
+        http()
+            .post(&server.url)
+            .header("accept", "application/json, text/event-stream")
+            .header("content-type", "application/json")
+            .header("x-session-id", "s1")
+            .body(reqwest::Body::wrap_stream(body))
+            .send()
+    };
+    let running: Vec<_> = (0..8).map(|_| tokio::spawn(chunked("hang"))).collect();
+    eventually("all run", || cluster.ran_anywhere() == ["hang"; 8]).await;
+    let answer = chunked("echo x").await.unwrap();
+    assert_eq!(answer.status(), StatusCode::OK);
+    assert!(answer.text().await.unwrap().contains("x\\n"));
+    running.iter().for_each(tokio::task::JoinHandle::abort);
 }
 
 #[tokio::test]

@@ -1,12 +1,14 @@
 //! The server's real binary as the child of an MCP client.
 
 use std::os::unix::fs::PermissionsExt;
+use std::process::Stdio;
 use std::time::Duration;
 
 use rmcp::ServiceExt;
 use rmcp::model::{CallToolRequestParams, ClientConfig, RequestMetaObject};
 use rmcp::transport::TokioChildProcess;
 use serde_json::json;
+use tokio::io::AsyncWriteExt;
 use tokio::process::Command;
 
 use crate::support::api::Cluster;
@@ -109,6 +111,43 @@ async fn a_server_that_is_ending_takes_no_more_calls() {
         "{text}"
     );
     assert_eq!(cluster.ran_anywhere().len(), 1 + taken);
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_has_its_calls_in_the_audit() {
+    const CALLS: usize = 32;
+    let (cluster, dir) = (Cluster::start().await, tempfile::tempdir().unwrap());
+    let mut server = Command::new(env!("CARGO_BIN_EXE_server"))
+        .args(flags(&dir, &cluster))
+        .args([LOCAL, "--session-id=s1"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .kill_on_drop(true)
+        .spawn()
+        .unwrap();
+    let mut input = server.stdin.take().unwrap();
+    let client =
+        json!({"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}});
+    let mut messages = vec![
+        json!({"jsonrpc": "2.0", "id": "i", "method": "initialize", "params": client}),
+        json!({"jsonrpc": "2.0", "method": "notifications/initialized"}),
+    ];
+    messages.extend((0..CALLS).map(|id| {
+        json!({"jsonrpc": "2.0", "id": id, "method": "tools/call", "params": {"name": "bash", "arguments": {"command": "hang"}}})
+    }));
+    let text: String = messages.iter().map(|message| format!("{message}\n")).collect();
+    input.write_all(text.as_bytes()).await.unwrap();
+    eventually("all run", || cluster.ran_anywhere() == ["hang"; CALLS]).await;
+    drop(input);
+    let ended = server.wait_with_output().await.unwrap();
+    assert!(ended.status.success(), "{}", ended.status);
+    let stderr = String::from_utf8(ended.stderr).unwrap();
+    let cancelled = stderr
+        .lines()
+        .filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok())
+        .filter(|line| line["audit"] == "call" && line["outcome"] == "cancelled");
+    assert_eq!(cancelled.count(), CALLS, "{stderr}");
 }
 
 #[tokio::test]

@@ -2,7 +2,7 @@
 
 mod secrets;
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
 use cli_mcp_api::conditions::reasons;
 use cli_mcp_api::duration::GoDuration;
@@ -11,6 +11,7 @@ use cli_mcp_api::v1alpha1::{CliMcpInstance, CliMcpInstanceSpec, EgressCheck};
 use cli_mcp_kubeconfig::{Kubeconfig, Routes, dummy};
 use cli_mcp_sandbox::pod::{ClusterAccess, Egress, SandboxTemplate, default_resources, is_reserved_env, proxy_url};
 use cli_mcp_sandbox::token::HmacKey;
+use cli_mcp_sandbox::wire::AGENT_PORT;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::core::Resource;
 use sha2::{Digest, Sha256};
@@ -63,6 +64,8 @@ pub struct Validated {
     pub sandbox_image: String,
     /// Whether the Service asks OpenShift for its certificate.
     pub openshift: bool,
+    /// Whether a pod's first address is IPv6.
+    pub ipv6_first: bool,
     /// Name of the Secret with the investigation kubeconfig, if there is a kubernetes target.
     pub kubeconfig_secret: Option<String>,
     /// Routes and dummy kubeconfig, when they can be made.
@@ -270,7 +273,7 @@ pub fn validate(instance: &CliMcpInstance, observed: &Observed, settings: &Setti
     let template = observed
         .proxy_address
         .as_ref()
-        .map(|address| template(&spec, &name, &namespace, &sandbox_image, &settings.api_server, address));
+        .map(|address| template(&spec, &name, &namespace, &sandbox_image, settings, address));
     problems.sort_by_key(|problem| rank(problem.reason));
     Ok(Validated {
         reserved_env: spec
@@ -287,6 +290,7 @@ pub fn validate(instance: &CliMcpInstance, observed: &Observed, settings: &Setti
         proxy_image: settings.proxy_image.clone(),
         sandbox_image,
         openshift: settings.openshift,
+        ipv6_first: settings.ipv6_first(),
         kubeconfig_secret,
         proxy_config,
         template,
@@ -314,7 +318,7 @@ fn template(
     name: &str,
     namespace: &str,
     image: &str,
-    api_server: &str,
+    settings: &Settings,
     proxy_address: &str,
 ) -> SandboxTemplate {
     let sandbox = &spec.sandbox;
@@ -348,9 +352,12 @@ fn template(
         },
         egress: Egress {
             check: sandbox.egress_check,
-            target: required.then(|| api_server.to_owned()),
+            target: required.then(|| settings.api_server.to_string()),
             control: required.then(|| proxy_address.to_owned()),
         },
+        listen: settings
+            .ipv6_first()
+            .then_some(SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), AGENT_PORT)),
     }
 }
 

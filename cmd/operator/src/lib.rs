@@ -3,6 +3,7 @@
 //! [`cli`] reads the invocation, [`operate`] runs the controllers under [`lease`] leader election, [`offline`] answers
 //! questions about kubeconfigs without a cluster.
 
+pub mod api_server;
 pub mod cli;
 pub mod election;
 pub mod fence;

@@ -10,7 +10,6 @@ use cli_mcp_controllers::error::text;
 use cli_mcp_controllers::metrics::Metrics;
 use cli_mcp_controllers::{Scope, Settings};
 use cli_mcp_serving::{probes as listener, shutdown};
-use k8s_openapi::api::core::v1::Service;
 use kube::api::ListParams;
 use kube::{Api, Client, Config};
 use prometheus_client::registry::Registry;
@@ -18,6 +17,7 @@ use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
+use crate::api_server::{self, ApiServerError};
 use crate::fence::{self, Fence};
 use crate::invocation::Invocation;
 use crate::lease::{Elector, Lost};
@@ -46,6 +46,9 @@ pub enum OperateError {
     /// The API server refuses what the operator needs.
     #[error("{0}")]
     Cluster(String),
+    /// The API server's address is not known.
+    #[error(transparent)]
+    ApiServer(#[from] ApiServerError),
     /// An address is taken, or is not ours.
     #[error("--{flag}: cannot listen on {address}: {source}")]
     Listen {
@@ -113,7 +116,7 @@ pub async fn operate(invocation: Invocation) -> Result<(), OperateError> {
         server_image: invocation.server_image.clone(),
         proxy_image: invocation.proxy_image.clone(),
         sandbox_image: invocation.sandbox_image.clone(),
-        api_server: api_server(&plain).await?,
+        api_server: api_server::address(&plain).await?,
         openshift: is_openshift(&plain).await?,
     };
     tracing::info!(
@@ -268,32 +271,6 @@ async fn find_definition(client: &Client, scopes: &[Scope]) -> Result<(), Operat
         }
     }
     Ok(())
-}
-
-/// The address that no sandbox may reach: from the pod's environment, else from the Service itself.
-async fn api_server(client: &Client) -> Result<String, OperateError> {
-    let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
-    let known =
-        variable("KUBERNETES_SERVICE_HOST").zip(Some(variable("KUBERNETES_SERVICE_PORT").unwrap_or("443".to_owned())));
-    let (host, port) = match known {
-        Some(known) => known,
-        None => {
-            let api: Api<Service> = Api::namespaced(client.clone(), "default");
-            let service = api.get("kubernetes").await.map_err(|error| {
-                OperateError::Cluster(format!(
-                    "Service default/kubernetes, whose address no sandbox may reach, cannot be read: {}",
-                    text(&error)
-                ))
-            })?;
-            let host = service.spec.and_then(|spec| spec.cluster_ip).unwrap_or_default();
-            (host, "443".to_owned())
-        }
-    };
-    Ok(if host.contains(':') {
-        format!("[{host}]:{port}")
-    } else {
-        format!("{host}:{port}")
-    })
 }
 
 /// No answer is no "no": Services would lose the annotation by which OpenShift makes their certificates.

@@ -154,6 +154,11 @@ pub struct Cli {
     #[arg(long, env = "CLI_MCP_EGRESS_CONTROL")]
     pub egress_control: Option<String>,
 
+    /// Where agents listen, as ip:port with port 8090, such as [::]:8090 where pods have IPv6 addresses. Empty: their default,
+    /// every IPv4 address.
+    #[arg(long, env = "CLI_MCP_SANDBOX_LISTEN", default_value = "")]
+    pub sandbox_listen: String,
+
     /// Certificate chain of the http listener, PEM; read again when the file changes.
     #[arg(long, env = "CLI_MCP_TLS_CERT_FILE")]
     pub tls_cert_file: Option<PathBuf>,
@@ -260,7 +265,32 @@ pub enum EgressCheckFlag {
 mod tests {
     use clap::CommandFactory;
 
+    use super::settings::Settings;
     use super::*;
+
+    #[test]
+    fn sandboxes_listen_where_the_flag_says_and_without_it_as_they_always_did() {
+        let key = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(key.path(), [7; 32]).unwrap();
+        let hmac_key_file = format!("--hmac-key-file={}", key.path().display());
+        let template = |more: &[&str]| {
+            let required = [
+                "server",
+                "--namespace=ns",
+                "--instance-name=demo",
+                "--sandbox-image=localhost/sandbox:dev",
+                "--sandbox-service-account=cli-mcp-demo-sandbox",
+                "--kubeconfig-secret=kc",
+                &hmac_key_file,
+            ];
+            let cli = Cli::try_parse_from(required.iter().chain(more)).unwrap();
+            Settings::try_from(cli).unwrap().template
+        };
+        let listen = |more: &[&str]| template(more).listen.map(|listen| listen.to_string());
+        assert_eq!(listen(&["--sandbox-listen=[::]:8090"]).as_deref(), Some("[::]:8090"));
+        assert_eq!(listen(&[]), None);
+        assert_eq!(listen(&["--sandbox-listen="]), None);
+    }
 
     #[test]
     fn every_flag_has_its_variable_and_help() {

@@ -137,6 +137,7 @@ impl Replica {
                 target: None,
                 control: None,
             },
+            listen: None,
         };
         let key = HmacKey::new(&[7; 32]).unwrap();
         Self {

@@ -40,8 +40,13 @@ impl HostPort {
         })
     }
 
+    /// The address that the host is; none for a name. IPv4 in IPv6 form is IPv4, as it is in [`Ends`].
+    fn address(&self) -> Option<IpAddr> {
+        self.host.parse::<IpAddr>().ok().map(|ip| ip.to_canonical())
+    }
+
     fn is_loopback(&self) -> bool {
-        self.host == "localhost" || self.host.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback())
+        self.host == "localhost" || self.address().is_some_and(|ip| ip.is_loopback())
     }
 }
 
@@ -144,9 +149,8 @@ impl HostPolicy {
 
     fn host_allowed(&self, host: &HostPort, local: Option<SocketAddr>) -> bool {
         let own_address = || {
-            host.host
-                .parse::<IpAddr>()
-                .is_ok_and(|ip| local.is_some_and(|local| local.ip() == ip))
+            host.address()
+                .is_some_and(|ip| local.is_some_and(|local| local.ip() == ip))
         };
         let listed = || {
             self.hosts
@@ -219,9 +223,13 @@ mod tests {
         ] {
             assert!(judge(good, None, "10.0.0.5:8443"), "{good}");
         }
+        assert!(judge("[::ffff:10.0.0.5]:8443", None, "10.0.0.5:8443"));
+        assert!(judge("[fd00::5]:8443", None, "[fd00::5]:8443"));
+        assert!(!judge("[fd00::6]:8443", None, "[fd00::5]:8443"));
         for bad in [
             "evil.example",
             "10.0.0.6",
+            "[::ffff:10.0.0.6]",
             "other.example.com",
             "localhost.evil.example",
             "a@localhost",

@@ -114,6 +114,8 @@ fn each_bad_invocation_is_one_line_that_names_the_flag() {
             "/nonexistent/kubeconfig",
         ),
         (format!("{local} --health-address=8081"), "--health-address"),
+        (format!("{local} --sandbox-listen=::"), "--sandbox-listen"),
+        (format!("{local} --sandbox-listen=localhost:8090"), "--sandbox-listen"),
         (format!("{local} {proxy}"), "exclude each other"),
         ("--proxy-service=p".to_owned(), "--proxy-ca-secret"),
         (proxy.to_owned(), "--egress-target"),

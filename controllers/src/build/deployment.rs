@@ -163,6 +163,12 @@ pub(super) fn port(name: &str, number: i32) -> ContainerPort {
     }
 }
 
+/// A port of every address of the pod, as flags take it. `[::]` takes IPv4 too, but cannot be had on a node without IPv6.
+pub(super) fn every_address(validated: &Validated, port: i32) -> String {
+    let address = if validated.ipv6_first { "[::]" } else { "0.0.0.0" };
+    format!("{address}:{port}")
+}
+
 /// A GET on the plain listener of probes.
 pub(super) fn probe(path: &str, period_seconds: i32, failure_threshold: i32) -> Probe {
     Probe {

@@ -7,7 +7,7 @@ use cli_mcp_api::names;
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::Container;
 
-use super::deployment::{self, Workload, config_map_volume, folder, port, probe, secret_volume};
+use super::deployment::{self, Workload, config_map_volume, every_address, folder, port, probe, secret_volume};
 use crate::validate::Validated;
 use cli_mcp_sandbox::pod::resources;
 
@@ -34,6 +34,7 @@ pub(super) fn deployment(validated: &Validated) -> Deployment {
             container: Container {
                 name: "proxy".to_owned(),
                 image: Some(validated.proxy_image.clone()),
+                args: validated.ipv6_first.then(|| listen_everywhere(validated)),
                 ports: Some(vec![
                     port("proxy", names::PROXY_PORT),
                     port("health", names::PROXY_HEALTH_PORT),
@@ -47,4 +48,12 @@ pub(super) fn deployment(validated: &Validated) -> Deployment {
             volumes,
         },
     )
+}
+
+/// What the proxy's defaults, which are IPv4's, do not do.
+fn listen_everywhere(validated: &Validated) -> Vec<String> {
+    vec![
+        format!("--listen={}", every_address(validated, names::PROXY_PORT)),
+        format!("--health-listen={}", every_address(validated, names::PROXY_HEALTH_PORT)),
+    ]
 }

@@ -8,7 +8,7 @@ use cli_mcp_sandbox::pod::{ClusterAccess, SandboxTemplate, resources};
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::Container;
 
-use super::deployment::{self, Workload, folder, port, probe, secret_volume};
+use super::deployment::{self, Workload, every_address, folder, port, probe, secret_volume};
 use crate::validate::Validated;
 
 /// Annotation of the server's pods: they read the HMAC key at start, so that another key needs other pods.
@@ -77,8 +77,8 @@ fn args(validated: &Validated, template: &SandboxTemplate) -> Result<Vec<String>
     let mut args = vec![
         "--transport=http".to_owned(),
         "--stateless".to_owned(),
-        format!("--address=0.0.0.0:{}", names::SERVER_PORT),
-        format!("--health-address=0.0.0.0:{HEALTH_PORT}"),
+        format!("--address={}", every_address(validated, names::SERVER_PORT)),
+        format!("--health-address={}", every_address(validated, HEALTH_PORT)),
         format!("--tls-cert-file={TLS_DIR}/tls.crt"),
         format!("--tls-private-key-file={TLS_DIR}/tls.key"),
         "--authorization=kubernetes".to_owned(),
@@ -108,6 +108,10 @@ fn args(validated: &Validated, template: &SandboxTemplate) -> Result<Vec<String>
     set("sandbox-runtime-class", template.runtime_class_name.as_ref());
     set("egress-target", template.egress.target.as_ref());
     set("egress-control", template.egress.control.as_ref());
+    set(
+        "sandbox-listen",
+        template.listen.map(|listen| listen.to_string()).as_ref(),
+    );
     if let ClusterAccess::Proxy {
         ca_secret,
         kubeconfig_config_map,

@@ -6,7 +6,9 @@ use cli_mcp_api::v1alpha1::CliMcpInstance;
 use serde_json::{Value, json};
 
 use super::*;
+use crate::settings::Settings;
 use crate::validate::fixtures::{self, instance};
+use crate::validate::{Validated, validate};
 
 fn children(instance: &CliMcpInstance) -> Children {
     build(&fixtures::validated(instance, &fixtures::observed())).unwrap()
@@ -220,6 +222,118 @@ fn the_server_gets_everything_that_its_sandboxes_are_built_from() {
     let owner: Value = serde_json::from_str(owner).unwrap();
     assert_eq!(owner["kind"], "CliMcpInstance");
     assert!(owner.get("controller").is_none() && owner.get("blockOwnerDeletion").is_none());
+}
+
+/// The same instance on a cluster whose API server has this address.
+fn on(api_server: &str, proxy_address: &str) -> Validated {
+    let settings = Settings {
+        api_server: api_server.parse().unwrap(),
+        ..fixtures::settings()
+    };
+    let observed = crate::dereference::Observed {
+        proxy_address: Some(proxy_address.to_owned()),
+        ..fixtures::observed()
+    };
+    validate(&instance(), &observed, &settings).unwrap()
+}
+
+fn args(children: &Children, name: &str) -> Value {
+    child(children, ChildKind::Deployment, name)["spec"]["template"]["spec"]["containers"][0]["args"].clone()
+}
+
+#[test]
+fn an_ipv4_cluster_gets_what_it_got_before_there_was_another() {
+    let children = build(&on("10.96.0.1:443", "10.96.0.7:8080")).unwrap();
+    assert_eq!(
+        args(&children, "cli-mcp-demo"),
+        json!([
+            "--transport=http",
+            "--stateless",
+            "--address=0.0.0.0:8443",
+            "--health-address=0.0.0.0:8081",
+            "--tls-cert-file=/etc/cli-mcp/tls/tls.crt",
+            "--tls-private-key-file=/etc/cli-mcp/tls/tls.key",
+            "--authorization=kubernetes",
+            "--namespace=ns",
+            "--instance-name=demo",
+            "--hmac-key-file=/etc/cli-mcp/hmac/key",
+            "--sandbox-connection=direct",
+            "--sandbox-image=localhost/agent:dev",
+            "--sandbox-service-account=cli-mcp-demo-sandbox",
+            r#"--sandbox-resources={"limits":{"cpu":"500m","memory":"512Mi"},"requests":{"cpu":"100m","memory":"128Mi"}}"#,
+            "--egress-check=Required",
+            r#"--sandbox-owner={"apiVersion":"cli-mcp.redhat.com/v1alpha1","kind":"CliMcpInstance","name":"demo","uid":"uid-demo"}"#,
+            "--egress-target=10.96.0.1:443",
+            "--egress-control=10.96.0.7:8080",
+            "--proxy-service=cli-mcp-demo-proxy",
+            "--proxy-ca-secret=cli-mcp-demo-proxy-ca",
+            "--dummy-kubeconfig-configmap=cli-mcp-demo-proxy",
+        ])
+    );
+    assert_eq!(args(&children, "cli-mcp-demo-proxy"), Value::Null);
+}
+
+#[test]
+fn where_pods_have_ipv6_first_other_listeners_are_all_that_is_other() {
+    let (ipv4, ipv6) = (
+        on("10.96.0.1:443", "10.96.0.7:8080"),
+        on("[fd00::1]:443", "[fd00::7]:8080"),
+    );
+    let (before, after) = (build(&ipv4).unwrap(), build(&ipv6).unwrap());
+    let other = |name: &str| -> Vec<String> {
+        let known = args(&before, name);
+        let given = args(&after, name);
+        let texts = given.as_array().unwrap().iter();
+        texts
+            .filter(|arg| !known.as_array().is_some_and(|known| known.contains(arg)))
+            .map(|arg| arg.as_str().unwrap().to_owned())
+            .collect()
+    };
+    assert_eq!(
+        other("cli-mcp-demo"),
+        [
+            "--address=[::]:8443",
+            "--health-address=[::]:8081",
+            "--egress-target=[fd00::1]:443",
+            "--egress-control=[fd00::7]:8080",
+            "--sandbox-listen=[::]:8090",
+        ]
+    );
+    assert_eq!(
+        other("cli-mcp-demo-proxy"),
+        ["--listen=[::]:8080", "--health-listen=[::]:8081"]
+    );
+    let without_args = |children: &Children| -> Vec<Value> {
+        let mut objects: Vec<Value> = children
+            .apply
+            .iter()
+            .map(|child| serde_json::to_value(&child.object).unwrap())
+            .collect();
+        for object in &mut objects {
+            if let Some(container) = object.pointer_mut("/spec/template/spec/containers/0") {
+                container.as_object_mut().unwrap().remove("args");
+                // It is the hash of all the rest.
+                object.pointer_mut("/metadata/annotations").unwrap().take();
+            }
+        }
+        objects
+    };
+    assert_eq!(without_args(&before), without_args(&after));
+}
+
+#[test]
+fn the_server_is_told_where_the_operators_sandboxes_listen() {
+    for (api_server, proxy_address) in [("10.96.0.1:443", "10.96.0.7:8080"), ("[fd00::1]:443", "[fd00::7]:8080")] {
+        let validated = on(api_server, proxy_address);
+        let server = args(&build(&validated).unwrap(), "cli-mcp-demo");
+        let told = server
+            .as_array()
+            .unwrap()
+            .iter()
+            .find_map(|arg| arg.as_str().unwrap().strip_prefix("--sandbox-listen="));
+        let listen = validated.template.unwrap().listen.map(|listen| listen.to_string());
+        assert_eq!(told, listen.as_deref());
+    }
 }
 
 /// What a program gets of an argument that stands in a pod, as the kubelet expands it

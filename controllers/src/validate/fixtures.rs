@@ -52,7 +52,7 @@ pub(crate) fn settings() -> Settings {
         server_image: "localhost/server:dev".into(),
         proxy_image: "localhost/proxy:dev".into(),
         sandbox_image: "localhost/agent:dev".into(),
-        api_server: "10.96.0.1:443".into(),
+        api_server: "10.96.0.1:443".parse().unwrap(),
         openshift: false,
     }
 }

@@ -2,6 +2,7 @@
 //! creates sandboxes on demand with it, so that a session cannot tell where its pod came from.
 
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 
 use cli_mcp_api::labels::{self, Component};
 use cli_mcp_api::names;
@@ -66,6 +67,10 @@ pub struct SandboxTemplate {
     pub access: ClusterAccess,
     /// The proof that the network is closed.
     pub egress: Egress,
+    /// Where the agent listens; none for its default, every IPv4 address. A hash has none of it then, so that an update
+    /// rebuilds no pool of those who need nothing else.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub listen: Option<SocketAddr>,
 }
 
 /// How a sandbox reaches Kubernetes.
@@ -341,6 +346,9 @@ impl SandboxTemplate {
         }
         if let Some(control) = &self.egress.control {
             set(EGRESS_CONTROL, control);
+        }
+        if let Some(listen) = &self.listen {
+            set("SANDBOX_LISTEN", &listen.to_string());
         }
         env
     }

@@ -56,13 +56,25 @@ impl Default for Limits {
     }
 }
 
-/// Both ends of the connection that a request came on; an extension of every request.
+/// Both ends of the connection that a request came on; an extension of every request. IPv4 is IPv4 also where the listener
+/// is of both families.
 #[derive(Clone, Copy, Debug)]
 pub struct Ends {
     /// The client.
     pub remote: SocketAddr,
     /// The address that the client reached.
     pub local: SocketAddr,
+}
+
+impl Ends {
+    /// The ends as the kernel has them: a listener of both families gets IPv4 addresses in IPv6 form.
+    fn new(remote: SocketAddr, local: SocketAddr) -> Self {
+        let canonical = |address: SocketAddr| SocketAddr::new(address.ip().to_canonical(), address.port());
+        Self {
+            remote: canonical(remote),
+            local: canonical(local),
+        }
+    }
 }
 
 /// Turns an accepted connection into the stream that HTTP is spoken on.
@@ -139,7 +151,7 @@ async fn next(
                 let permit = permits.clone().acquire_owned().await.map_err(std::io::Error::other)?;
                 let (connection, remote) = listener.accept().await?;
                 let local = connection.local_addr()?;
-                std::io::Result::Ok((connection, Ends { remote, local }, permit))
+                std::io::Result::Ok((connection, Ends::new(remote, local), permit))
             } => accepted,
         };
         match accepted {
@@ -224,6 +236,18 @@ mod tests {
         let mut answer = String::new();
         stream.read_to_string(&mut answer).await.unwrap();
         answer
+    }
+
+    #[test]
+    fn an_ipv4_client_of_a_listener_of_both_families_is_an_ipv4_client() {
+        let ends = |remote: &str, local: &str| {
+            let ends = Ends::new(remote.parse().unwrap(), local.parse().unwrap());
+            (ends.remote.to_string(), ends.local.to_string())
+        };
+        let ipv4 = ("10.0.0.1:4000".to_owned(), "10.0.0.5:8443".to_owned());
+        assert_eq!(ends("[::ffff:10.0.0.1]:4000", "[::ffff:10.0.0.5]:8443"), ipv4);
+        let ipv6 = ("[fd00::1]:4000".to_owned(), "[fd00::5]:8443".to_owned());
+        assert_eq!(ends("[fd00::1]:4000", "[fd00::5]:8443"), ipv6);
     }
 
     #[tokio::test]

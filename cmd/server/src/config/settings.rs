@@ -16,7 +16,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 
 use super::values::{
     json, json_or_default, non_empty_list, none_if_empty, pull_policy, quantity, quantity_or_none, read_key,
-    require_name, require_readable, require_text,
+    require_name, require_readable, require_text, socket_address,
 };
 use super::{AuditCommands, Authorization, Cli, EgressCheckFlag, SandboxConnection, TransportKind};
 use crate::session::SessionId;
@@ -155,6 +155,7 @@ impl TryFrom<Cli> for Settings {
             )?,
             access,
             egress,
+            listen: socket_address("--sandbox-listen", &cli.sandbox_listen, "[::]:8090")?,
         };
         let owner = match cli.sandbox_owner.as_deref().map(str::trim) {
             None | Some("") => None,
@@ -164,14 +165,8 @@ impl TryFrom<Cli> for Settings {
         if let Some(file) = &cli.kubeconfig {
             require_readable("--kubeconfig", file)?;
         }
-        let health_address = match cli.health_address.as_deref() {
-            None | Some("") => None,
-            Some(text) => Some(text.parse().map_err(|_| {
-                ConfigError(format!(
-                    "--health-address {text:?} is not ip:port: write for example 0.0.0.0:8081"
-                ))
-            })?),
-        };
+        let health_address = cli.health_address.as_deref().unwrap_or_default();
+        let health_address = socket_address("--health-address", health_address, "0.0.0.0:8081")?;
         Ok(Self {
             transport,
             template,

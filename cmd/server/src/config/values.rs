@@ -1,5 +1,6 @@
 //! The grammar of single flag values: names, quantities, JSON, files. Each error is the sentence that the caller prints.
 
+use std::net::SocketAddr;
 use std::path::Path;
 
 use cli_mcp_sandbox::token::HmacKey;
@@ -45,6 +46,17 @@ pub(super) fn quantity(flag: &str, text: &str) -> Result<(), ConfigError> {
         refuse(format!(
             "{flag} {text:?} is not a quantity: write for example 500m, 2 or 512Mi"
         ))
+    }
+}
+
+/// Where to listen; none for an empty text.
+pub(super) fn socket_address(flag: &str, text: &str, example: &str) -> Result<Option<SocketAddr>, ConfigError> {
+    if text.is_empty() {
+        return Ok(None);
+    }
+    match text.parse() {
+        Ok(address) => Ok(Some(address)),
+        Err(_) => refuse(format!("{flag} {text:?} is not ip:port: write for example {example}")),
     }
 }
 

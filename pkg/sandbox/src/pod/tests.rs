@@ -41,6 +41,7 @@ fn template() -> SandboxTemplate {
             target: Some("10.96.0.1:443".into()),
             control: Some("10.96.0.7:8080".into()),
         },
+        listen: None,
     }
 }
 
@@ -118,6 +119,18 @@ fn the_hash_follows_the_template_and_not_the_session() {
     };
     assert_eq!(template().spec_hash(), template().spec_hash());
     assert_ne!(template().spec_hash(), changed.spec_hash());
+}
+
+#[test]
+fn a_template_without_an_address_to_listen_on_is_hashed_as_before_there_was_one() {
+    assert_eq!(template().spec_hash(), "029c50ea68bdbd7f");
+    assert!(values(&pod(&template()), "SANDBOX_LISTEN").is_empty());
+    let ipv6 = SandboxTemplate {
+        listen: Some("[::]:8090".parse().unwrap()),
+        ..template()
+    };
+    assert_ne!(template().spec_hash(), ipv6.spec_hash());
+    assert_eq!(values(&pod(&ipv6), "SANDBOX_LISTEN"), ["[::]:8090"]);
 }
 
 #[test]

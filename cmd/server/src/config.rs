@@ -154,8 +154,7 @@ pub struct Cli {
     #[arg(long, env = "CLI_MCP_EGRESS_CONTROL")]
     pub egress_control: Option<String>,
 
-    /// Where agents listen, as ip:port with port 8090, such as [::]:8090 where pods have IPv6 addresses. Empty: their default,
-    /// every IPv4 address.
+    /// Where agents listen, as ip:port with port 8090, an IPv6 address in brackets. Empty: their default, every IPv4 address.
     #[arg(long, env = "CLI_MCP_SANDBOX_LISTEN", default_value = "")]
     pub sandbox_listen: String,
 

@@ -113,7 +113,7 @@ async fn remove_all(
             applied.failures.push(failure);
         }
     }
-    if removed {
+    if removed && !looked {
         let mut memory = context.memory();
         memory.looked_for_strays.insert(uid.clone(), validated.generation);
     }

@@ -149,8 +149,7 @@ pub fn build(validated: &Validated) -> Result<Children, serde_json::Error> {
         children.add(ChildKind::RoleBinding, binding)?;
     }
     children.add(ChildKind::Service, service::server(validated))?;
-    children.add(ChildKind::Service, service::proxy(validated))?;
-    children.last_asks_for(validated.awaited_proxy);
+    children.add(ChildKind::Service, service::proxy(validated))?.address = validated.awaited_proxy;
     if let Some(config) = &validated.proxy_config {
         children.add(ChildKind::ConfigMap, config_map::proxy(validated, config))?;
     }
@@ -176,7 +175,7 @@ struct Collector<'a> {
 }
 
 impl Collector<'_> {
-    fn add<K>(&mut self, kind: ChildKind, mut object: K) -> Result<(), serde_json::Error>
+    fn add<K>(&mut self, kind: ChildKind, mut object: K) -> Result<&mut Child, serde_json::Error>
     where
         K: Resource<DynamicType = ()> + ResourceExt + Serialize,
     {
@@ -193,18 +192,11 @@ impl Collector<'_> {
             api_version: resource.api_version,
             kind: resource.kind,
         });
-        self.children.apply.push(Child {
+        Ok(self.children.apply.push_mut(Child {
             reference: ChildRef { kind, name },
             object,
             address: None,
-        });
-        Ok(())
-    }
-
-    fn last_asks_for(&mut self, address: Option<IpAddr>) {
-        if let Some(child) = self.children.apply.last_mut() {
-            child.address = address;
-        }
+        }))
     }
 
     fn remove(&mut self, kind: ChildKind, name: String) {

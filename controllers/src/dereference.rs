@@ -242,11 +242,8 @@ fn proxy_address(children: &BTreeMap<ChildRef, Arc<DynamicObject>>, instance: &s
         name: names::proxy(instance),
     })?;
     let address = service.data.pointer("/spec/clusterIP")?.as_str()?;
-    let port = names::PROXY_PORT;
-    match address.parse().ok()? {
-        IpAddr::V4(address) => Some(format!("{address}:{port}")),
-        IpAddr::V6(address) => Some(format!("[{address}]:{port}")),
-    }
+    let port = u16::try_from(names::PROXY_PORT).ok()?;
+    Some(SocketAddr::new(address.parse().ok()?, port).to_string())
 }
 
 /// How many sandboxes are asked where they look for the proxy: those without the check do not.
@@ -260,10 +257,8 @@ async fn awaited_proxy(context: &Context, namespace: &str, sandboxes: &[Arc<Pod>
     newest_first.sort_by_key(|pod| std::cmp::Reverse(pod.creation_timestamp()));
     for sandbox in newest_first.into_iter().take(LOOKED_AT) {
         let name = sandbox.name_any();
-        let read = api.get_opt(&name).await.map_err(|error| Error::Api {
-            action: format!("read pod {namespace}/{name}"),
-            source: Arc::new(error),
-        })?;
+        let read = api.get_opt(&name).await;
+        let read = read.map_err(Error::api(format!("read pod {namespace}/{name}")))?;
         let control = read.as_ref().and_then(egress_control);
         if let Some(address) = control.and_then(|control| control.parse::<SocketAddr>().ok()) {
             return Ok(Some(address.ip()));

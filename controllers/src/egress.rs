@@ -3,8 +3,8 @@
 
 use cli_mcp_api::conditions::reasons;
 use cli_mcp_api::v1alpha1::EgressCheck;
-use cli_mcp_sandbox::wire::EGRESS_OPEN;
-use jiff::{SignedDuration, Timestamp};
+use cli_mcp_sandbox::wire::{EGRESS_OPEN, POLICY_SETTLES};
+use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Event;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::api::ListParams;
@@ -12,10 +12,6 @@ use kube::{Api, Client};
 
 use crate::sandboxes::Sandbox;
 use crate::trouble;
-
-/// How long a sandbox that is not ready may find its network open: policies are programmed some moments after a pod got its
-/// address.
-const POLICY_SETTLES: SignedDuration = SignedDuration::from_secs(10);
 
 /// What is known of the network.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -142,7 +138,7 @@ pub async fn reported_open(client: &Client, namespace: &str, sandboxes: &[Sandbo
 fn shows_open(events: &[Event], sandbox: &Sandbox, now: Timestamp) -> bool {
     let says_open = |event: &Event| event.message.as_deref().is_some_and(|text| text.contains(EGRESS_OPEN));
     let since = sandbox.unready_since;
-    since.duration_until(now) >= POLICY_SETTLES
+    now >= since + POLICY_SETTLES
         && events
             .iter()
             .any(|event| says_open(event) && trouble::last_seen(event) >= Some(since))
@@ -150,6 +146,8 @@ fn shows_open(events: &[Event], sandbox: &Sandbox, now: Timestamp) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use jiff::SignedDuration;
+
     use super::*;
 
     fn sandbox(ready: bool, egress_open: bool) -> Sandbox {

@@ -25,9 +25,6 @@ use crate::telemetry::{Stage, Telemetry};
 /// How long a call waits for its sandbox to take the command. Under the 60 s after which common clients give up.
 const START_LIMIT: Duration = Duration::from_secs(50);
 
-/// How long a new sandbox may find its network open: policies are programmed some moments after a pod got its address.
-const POLICY_SETTLES: Duration = Duration::from_secs(10);
-
 /// How long a dead sandbox's connection may still bring the result.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
@@ -336,7 +333,7 @@ fn patience(allocated: &Allocated, sandbox: &Sandbox, message: &str, since: Inst
     if message.contains(wire::EGRESS_NOT_ENFORCED) {
         let settling = allocated.fresh || !sandbox.ready;
         if settling {
-            (since + POLICY_SETTLES).min(deadline)
+            (since + wire::POLICY_SETTLES).min(deadline)
         } else {
             since
         }

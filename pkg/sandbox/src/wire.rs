@@ -1,5 +1,7 @@
 //! Bodies of the agent's HTTP endpoints (contract, section 5). Field order is the order on the wire.
 
+use std::time::Duration;
+
 use serde::{Deserialize, Serialize};
 
 /// The port the agent listens on in a sandbox.
@@ -119,6 +121,9 @@ pub enum EgressCheck {
 
 /// Error text prefix of `/health` and `/exec` while the network is not proven closed.
 pub const EGRESS_NOT_ENFORCED: &str = "EgressNotEnforced";
+
+/// How long a new sandbox may find its network open: policies are programmed some moments after a pod got its address.
+pub const POLICY_SETTLES: Duration = Duration::from_secs(10);
 
 /// What that text begins with where a connection succeeded that must not: the network is open, and not only unproven.
 pub const EGRESS_OPEN: &str = "EgressNotEnforced: a direct connection to ";

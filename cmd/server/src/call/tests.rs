@@ -248,7 +248,7 @@ fn an_open_network_has_its_time_from_the_first_answer_of_a_sandbox_that_is_new()
     let began = Instant::now();
     let deadline = began + START_LIMIT;
     // A pod that took longer to start than a policy may take to settle.
-    let answered = began + POLICY_SETTLES * 3;
+    let answered = began + wire::POLICY_SETTLES * 3;
     let until = |fresh, claimed, ready, since| {
         until(
             "EgressNotEnforced: it is open",
@@ -258,9 +258,9 @@ fn an_open_network_has_its_time_from_the_first_answer_of_a_sandbox_that_is_new()
         )
     };
     for (fresh, ready) in [(true, true), (true, false), (false, false)] {
-        assert_eq!(until(fresh, false, ready, answered), answered + POLICY_SETTLES);
+        assert_eq!(until(fresh, false, ready, answered), answered + wire::POLICY_SETTLES);
     }
-    assert_eq!(until(true, true, true, answered), answered + POLICY_SETTLES);
+    assert_eq!(until(true, true, true, answered), answered + wire::POLICY_SETTLES);
     assert_eq!(until(true, false, true, deadline), deadline);
     assert_eq!(
         until(false, false, true, answered),

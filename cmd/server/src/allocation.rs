@@ -362,16 +362,9 @@ impl Allocator {
                 self.telemetry.claim(Claim::Created);
                 self.settle(created, session, started, deadline).await
             }
-            Err(ClusterError::Conflict) => {
-                // Another replica's pod, or one that is going: the watch or this tells.
-                let name = self.cluster.pod_name(session);
-                if self.cluster.look_up(&name).await? {
-                    return Err(Failure::CannotStart(format!(
-                        "pod {name} exists and does not belong to this instance: delete it"
-                    )));
-                }
-                Ok(Made::Raced)
-            }
+            // Another replica's pod, or one that is going.
+            Err(ClusterError::Conflict) => Ok(Made::Raced),
+            Err(error @ ClusterError::Foreign(_)) => Err(Failure::CannotStart(error.to_string())),
             Err(error) => Err(error.into()),
         }
     }

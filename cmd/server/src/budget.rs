@@ -7,8 +7,10 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use axum::body::{Body, Bytes};
+use cli_mcp_serving::listener::Cut;
 use hyper::body::{Frame, SizeHint};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio_util::sync::{CancellationToken, DropGuard};
 
 /// Up to this size nothing is counted.
 pub const SMALL_BYTES: usize = 64 * 1024;
@@ -22,6 +24,10 @@ const RESULT_BYTES: usize = 1024 * 1024;
 
 /// How long a request waits for memory before its client is told to come back.
 const TURN: Duration = Duration::from_secs(5);
+
+/// How long a client may take for a large result. The listener gives up who takes nothing; who takes a little from time to
+/// time would hold up everybody's large results.
+const WRITTEN: Duration = Duration::from_secs(60);
 
 /// Bytes a permit.
 const UNIT: usize = 1024;
@@ -55,6 +61,7 @@ impl Budget {
         };
         Some(Held {
             results: Some(self.results.clone()),
+            cut: Cut::default(),
             permits: Arc::new(Mutex::new(Permits {
                 body,
                 results: Vec::new(),
@@ -76,13 +83,21 @@ fn units(size: usize) -> usize {
 #[derive(Clone, Debug, Default)]
 pub struct Held {
     results: Option<Arc<Semaphore>>,
+    cut: Cut,
     permits: Arc<Mutex<Permits>>,
 }
 
 #[derive(Debug, Default)]
 struct Permits {
     body: Option<OwnedSemaphorePermit>,
-    results: Vec<OwnedSemaphorePermit>,
+    results: Vec<LargeResult>,
+}
+
+/// The memory of a large result; dropping it tells that it was written.
+#[derive(Debug)]
+struct LargeResult {
+    _permit: OwnedSemaphorePermit,
+    _written: DropGuard,
 }
 
 impl Held {
@@ -95,13 +110,24 @@ impl Held {
         }
     }
 
-    /// Waits for the memory of a large result. It comes: who holds it waits for nothing but its client, which the listener
-    /// gives up when it takes nothing.
+    /// What ends the connection of a client that takes too long.
+    #[must_use]
+    pub fn over(self, cut: Cut) -> Self {
+        Self { cut, ..self }
+    }
+
+    /// Waits for the memory of a large result. It comes: who holds it waits for nothing but its client, which has its time
+    /// for that and is then given up.
     pub async fn large_result(&self) {
         let Some(results) = &self.results else { return };
         let units = u32::try_from(RESULT_BYTES / UNIT).unwrap_or(u32::MAX);
         if let Ok(permit) = results.clone().acquire_many_owned(units).await {
-            self.permits().results.push(permit);
+            let written = CancellationToken::new();
+            tokio::spawn(cut_after(WRITTEN, written.clone(), self.cut.clone()));
+            self.permits().results.push(LargeResult {
+                _permit: permit,
+                _written: written.drop_guard(),
+            });
         }
     }
 
@@ -112,6 +138,16 @@ impl Held {
 
     fn permits(&self) -> MutexGuard<'_, Permits> {
         self.permits.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+async fn cut_after(limit: Duration, written: CancellationToken, cut: Cut) {
+    tokio::select! {
+        () = written.cancelled() => {}
+        () = tokio::time::sleep(limit) => {
+            tracing::info!(seconds = limit.as_secs(), "Cut the connection of a client that took too long for a large result");
+            cut.now();
+        }
     }
 }
 
@@ -195,5 +231,25 @@ mod tests {
         assert!(next.large_result().now_or_never().is_some());
         let stdio = Held::default();
         assert!(stdio.large_result().now_or_never().is_some());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_takes_too_long_for_a_large_result_is_cut_and_nobody_else() {
+        let budget = Budget::default();
+        let (slow, quick, small) = (Cut::default(), Cut::default(), Cut::default());
+        let of_slow = budget.request(0).await.unwrap().over(slow.clone());
+        let of_quick = budget.request(0).await.unwrap().over(quick.clone());
+        let of_small = budget.request(0).await.unwrap().over(small.clone());
+        // A command may run for long before its result is there.
+        tokio::time::sleep(WRITTEN * 2).await;
+        of_slow.large_result().await;
+        of_quick.large_result().await;
+        drop(of_quick.until_written(Body::empty()));
+        tokio::time::timeout(WRITTEN * 2, slow.done())
+            .await
+            .expect("it is not cut");
+        assert!(quick.done().now_or_never().is_none());
+        assert!(small.done().now_or_never().is_none());
+        drop((of_slow, of_small));
     }
 }

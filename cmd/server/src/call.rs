@@ -23,7 +23,7 @@ use crate::store::{Phase, Sandbox};
 use crate::telemetry::{Stage, Telemetry};
 
 /// How long a call waits for its sandbox to take the command. Under the 60 s after which common clients give up.
-const START_LIMIT: Duration = Duration::from_secs(50);
+pub(crate) const START_LIMIT: Duration = Duration::from_secs(50);
 
 /// How long a dead sandbox's connection may still bring the result.
 const LAST_WORDS: Duration = Duration::from_secs(2);
@@ -122,6 +122,9 @@ impl Runner {
                 .await?
             {
                 Attempt::Done(mut result) => {
+                    if let Some(used) = &trail.sandbox {
+                        self.allocator.end_beside(used, session);
+                    }
                     if let Some(reason) = self.tell_loss(trail) {
                         result.session_reset = Some(format!(
                             "The session's sandbox was replaced ({reason}): files, variables and jobs of earlier commands are gone."

@@ -4,8 +4,9 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use rmcp::model::RequestId;
 use sha2::{Digest, Sha256};
 use tokio::sync::Semaphore;
@@ -14,12 +15,22 @@ use tokio_util::sync::CancellationToken;
 use crate::cluster::Cluster;
 use crate::session::SessionId;
 use crate::store::cache::SandboxCache;
+use crate::store::{Sandbox, SandboxStore};
 
 /// Annotation on a session's sandbox: the call that its client cancelled last, and when.
 pub const CANCELLED_ANNOTATION: &str = "cli-mcp.redhat.com/cancelled";
 
 /// Annotations that are written at a time. Who cancels faster than the API server writes waits.
 const ANNOTATIONS: usize = 16;
+
+/// Cancels at a time that wait for their session's sandbox to take the annotation.
+const WAITING: usize = 64;
+
+/// How long they wait: as long as the call may wait for that sandbox.
+const SANDBOX_COMES: Duration = crate::call::START_LIMIT;
+
+/// How far the clocks of two replicas may be apart.
+const CLOCKS_DIFFER: SignedDuration = SignedDuration::from_secs(5);
 
 /// The longest notification that is looked at: an id and a reason.
 const MAX_NOTIFICATION_BYTES: usize = 16 * 1024;
@@ -39,18 +50,29 @@ impl CallKey {
         }
         Self(hex::encode(&digest.finalize()[..16]))
     }
+}
 
-    /// The value of [`CANCELLED_ANNOTATION`]; `nonce` makes the same call's next cancellation another value.
-    #[must_use]
-    pub fn annotation(&self, nonce: impl std::fmt::Display) -> String {
-        format!("{}.{nonce}", self.0)
-    }
+/// A cancellation as [`CANCELLED_ANNOTATION`] tells it: which call, and when its client said so. The time makes the next
+/// cancellation of a call with the same id another value.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Told {
+    call: CallKey,
+    at: Timestamp,
+}
 
+impl Told {
     /// Reads [`CANCELLED_ANNOTATION`].
     #[must_use]
     pub fn from_annotation(value: &str) -> Option<Self> {
-        let (key, _) = value.split_once('.')?;
-        Some(Self(key.to_owned()))
+        let (call, at) = value.split_once('.')?;
+        Some(Self {
+            call: CallKey(call.to_owned()),
+            at: Timestamp::from_millisecond(at.parse().ok()?).ok()?,
+        })
+    }
+
+    fn annotation(&self) -> String {
+        format!("{}.{}", self.call.0, self.at.as_millisecond())
     }
 }
 
@@ -62,7 +84,13 @@ fn kind_and_id(request: &RequestId) -> String {
 /// The calls in progress on this replica. Clones share them.
 #[derive(Clone, Debug, Default)]
 pub struct RunningCalls {
-    calls: Arc<Mutex<HashMap<CallKey, Vec<CancellationToken>>>>,
+    calls: Arc<Mutex<HashMap<CallKey, Vec<Begun>>>>,
+}
+
+#[derive(Clone, Debug)]
+struct Begun {
+    at: Timestamp,
+    cancelled: CancellationToken,
 }
 
 /// A call in progress; dropping it ends its entry.
@@ -78,7 +106,11 @@ impl RunningCalls {
     #[must_use]
     pub fn begin(&self, key: CallKey) -> RunningCall {
         let cancelled = CancellationToken::new();
-        self.with(|calls| calls.entry(key.clone()).or_default().push(cancelled.clone()));
+        let begun = Begun {
+            at: Timestamp::now(),
+            cancelled: cancelled.clone(),
+        };
+        self.with(|calls| calls.entry(key.clone()).or_default().push(begun));
         RunningCall {
             all: self.clone(),
             key,
@@ -89,16 +121,26 @@ impl RunningCalls {
     /// Stops a call. False when it is not here, or when two clients of the session gave the same id to calls of theirs:
     /// then nobody can tell which one is meant.
     pub fn cancel(&self, key: &CallKey) -> bool {
+        self.cancel_begun_before(key, Timestamp::MAX)
+    }
+
+    /// Stops a call that another replica was told to stop. That may take as long as a sandbox takes to start, and a client
+    /// that began anew meanwhile may have given the same id to another call.
+    pub fn cancel_told(&self, told: &Told) -> bool {
+        self.cancel_begun_before(&told.call, told.at.saturating_add(CLOCKS_DIFFER).unwrap_or(told.at))
+    }
+
+    fn cancel_begun_before(&self, key: &CallKey, before: Timestamp) -> bool {
         self.with(|calls| match calls.get(key).map(Vec::as_slice) {
-            Some([only]) => {
-                only.cancel();
+            Some([only]) if only.at <= before => {
+                only.cancelled.cancel();
                 true
             }
             _ => false,
         })
     }
 
-    fn with<T>(&self, change: impl FnOnce(&mut HashMap<CallKey, Vec<CancellationToken>>) -> T) -> T {
+    fn with<T>(&self, change: impl FnOnce(&mut HashMap<CallKey, Vec<Begun>>) -> T) -> T {
         change(&mut self.calls.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
@@ -116,7 +158,7 @@ impl Drop for RunningCall {
         self.cancelled.cancel();
         self.all.with(|calls| {
             if let Some(same) = calls.get_mut(&self.key) {
-                same.retain(|token| !token.is_cancelled());
+                same.retain(|begun| !begun.cancelled.is_cancelled());
                 if same.is_empty() {
                     calls.remove(&self.key);
                 }
@@ -132,6 +174,7 @@ pub struct Canceller {
     cluster: Cluster,
     cache: Arc<SandboxCache>,
     turns: Arc<Semaphore>,
+    waiting: Arc<Semaphore>,
 }
 
 impl Canceller {
@@ -143,24 +186,79 @@ impl Canceller {
             cluster,
             cache,
             turns: Arc::new(Semaphore::new(ANNOTATIONS)),
+            waiting: Arc::new(Semaphore::new(WAITING)),
         }
     }
 
-    /// Stops a call of a session, here or on another replica. One that ended already is no error.
+    /// Stops a call of a session, here or on another replica. One that ended already is no error. A call that waits for its
+    /// sandbox there is stopped when that one comes; this does not wait for it.
     pub async fn cancel(&self, session: &SessionId, key: &CallKey) {
         if self.calls.cancel(key) {
             return;
         }
-        let sandbox = self.cache.read(|store| store.of_session(session).into_iter().next());
-        let Some(sandbox) = sandbox.filter(|sandbox| sandbox.usable()) else {
-            return;
+        let told = Told {
+            call: key.clone(),
+            at: Timestamp::now(),
         };
+        if let Some(sandbox) = self.cache.read(|store| usable(store, session)) {
+            return self.tell(&sandbox, &told).await;
+        }
+        let Ok(place) = self.waiting.clone().try_acquire_owned() else {
+            return tracing::warn!(%session, "Too many cancels wait for sandboxes: a call on another server goes on");
+        };
+        let (canceller, session) = (self.clone(), session.clone());
+        tokio::spawn(async move {
+            let _place = place;
+            let comes = canceller.cache.wait_for(|store| usable(store, &session));
+            if let Ok(sandbox) = tokio::time::timeout(SANDBOX_COMES, comes).await {
+                canceller.tell(&sandbox, &told).await;
+            }
+        });
+    }
+
+    async fn tell(&self, sandbox: &Sandbox, told: &Told) {
         // Nobody closes the semaphore.
         let _turn = self.turns.acquire().await;
-        let told = BTreeMap::from([(CANCELLED_ANNOTATION, key.annotation(Timestamp::now().as_millisecond()))]);
-        if let Err(error) = self.cluster.annotate(&sandbox, &told).await {
-            tracing::warn!(pod = %sandbox.name, %session, %error, "Failed to tell the other servers of a cancelled call");
+        let told = BTreeMap::from([(CANCELLED_ANNOTATION, told.annotation())]);
+        if let Err(error) = self.cluster.annotate(sandbox, &told).await {
+            tracing::warn!(pod = %sandbox.name, %error, "Failed to tell the other servers of a cancelled call");
         }
+    }
+}
+
+fn usable(store: &SandboxStore, session: &SessionId) -> Option<Arc<Sandbox>> {
+    let first = store.of_session(session).into_iter().next();
+    first.filter(|sandbox| sandbox.usable())
+}
+
+/// What the watch has told of cancelled calls, so that each is acted on once. The store cannot tell that: it also takes the
+/// answers to this replica's own writes, which carry what others wrote.
+#[derive(Debug, Default)]
+pub struct CancelsSeen {
+    /// The annotation that was seen last, by the UID of its sandbox.
+    last: HashMap<String, String>,
+    listed: bool,
+}
+
+impl CancelsSeen {
+    /// The call that this state of a sandbox tells to stop, if that is news. What the first LIST brings is from before this
+    /// replica's calls: a client that began anew may give its calls the same ids.
+    pub fn news(&mut self, sandbox: &Sandbox) -> Option<Told> {
+        let told = sandbox.cancelled.as_ref()?;
+        let before = self.last.insert(sandbox.uid.clone(), told.clone());
+        (self.listed && before.as_ref() != Some(told))
+            .then(|| Told::from_annotation(told))
+            .flatten()
+    }
+
+    /// A LIST is whole.
+    pub fn listed(&mut self) {
+        self.listed = true;
+    }
+
+    /// Forgets what was told on sandboxes that are gone.
+    pub fn retain(&mut self, living: impl Fn(&str) -> bool) {
+        self.last.retain(|uid, _| living(uid));
     }
 }
 
@@ -185,104 +283,4 @@ pub fn cancelled_request(body: &[u8]) -> Option<RequestId> {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::time::Duration;
-
-    use super::*;
-    use crate::fixtures::{Api, Replica};
-    use crate::store::fixtures::{pod, session};
-
-    fn key(user: Option<&str>, session: &str, id: RequestId) -> CallKey {
-        CallKey::new(user, &session.parse().unwrap(), &id)
-    }
-
-    #[test]
-    fn only_the_very_call_is_stopped() {
-        let calls = RunningCalls::default();
-        let mine = calls.begin(key(Some("alice"), "s1", RequestId::Number(1)));
-        for other in [
-            key(Some("bob"), "s1", RequestId::Number(1)),
-            key(None, "s1", RequestId::Number(1)),
-            key(Some("alice"), "s2", RequestId::Number(1)),
-            key(Some("alice"), "s1", RequestId::Number(2)),
-            key(Some("alice"), "s1", RequestId::String("1".into())),
-        ] {
-            assert!(!calls.cancel(&other), "{other:?}");
-        }
-        assert!(!mine.cancelled.is_cancelled());
-        assert!(calls.cancel(&key(Some("alice"), "s1", RequestId::Number(1))));
-        assert!(mine.cancelled.is_cancelled());
-    }
-
-    #[test]
-    fn of_two_calls_with_one_id_none_is_stopped_and_one_that_is_left_is() {
-        let calls = RunningCalls::default();
-        let one = || key(None, "s1", RequestId::Number(1));
-        let (first, second) = (calls.begin(one()), calls.begin(one()));
-        assert!(!calls.cancel(&one()));
-        drop(first);
-        assert!(calls.cancel(&one()) && second.cancelled.is_cancelled());
-        drop(second);
-        assert!(!calls.cancel(&one()) && calls.calls.lock().unwrap().is_empty());
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn other_servers_are_told_of_a_call_only_when_it_is_not_here_and_may_be_there() {
-        let replica = Replica::new(Api::willing());
-        let calls = RunningCalls::default();
-        let canceller = Canceller::new(calls.clone(), replica.cluster.clone(), replica.cache.clone());
-        let call = key(None, "s1", RequestId::Number(1));
-        canceller.cancel(&session("s1"), &call).await;
-        replica.watched(&pod("other", "o", 1, Some("s2")));
-        canceller.cancel(&session("s1"), &call).await;
-        let sandbox = replica.watched(&pod("p", "u", 2, Some("s1")));
-        let here = calls.begin(call.clone());
-        canceller.cancel(&session("s1"), &call).await;
-        assert!(here.cancelled.is_cancelled() && replica.api.requests("").is_empty());
-
-        drop(here);
-        canceller.cancel(&session("s1"), &call).await;
-        let told = replica.api.requests("PATCH");
-        assert!(told.len() == 1 && told[0].contains(&call.annotation("")), "{told:?}");
-        replica.cache.write(|store| store.mark_ended(&sandbox));
-        canceller.cancel(&session("s1"), &call).await;
-        assert_eq!(replica.api.requests("").len(), 1);
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn many_cancels_wait_for_an_api_server_that_is_slow() {
-        let replica = Replica::new(Api::new(|_| None));
-        replica.watched(&pod("p", "u", 1, Some("s1")));
-        let canceller = Canceller::new(RunningCalls::default(), replica.cluster.clone(), replica.cache.clone());
-        let (canceller, session) = (&canceller, &session("s1"));
-        let all = (0..100).map(|id| async move {
-            let call = key(None, "s1", RequestId::Number(id));
-            canceller.cancel(session, &call).await;
-        });
-        let mut all = std::pin::pin!(futures::future::join_all(all));
-        // The paused clock goes on when nothing else can.
-        let soon = tokio::time::timeout(Duration::from_secs(1), &mut all).await;
-        assert!(soon.is_err() && replica.api.requests("PATCH").len() == ANNOTATIONS);
-        all.await;
-        assert_eq!(replica.api.requests("PATCH").len(), 100, "each has its turn");
-    }
-
-    #[test]
-    fn the_annotation_carries_the_key() {
-        let key = key(None, "s1", RequestId::Number(7));
-        assert_eq!(CallKey::from_annotation(&key.annotation(12)), Some(key));
-        assert_eq!(CallKey::from_annotation("x"), None);
-    }
-
-    #[test]
-    fn reads_the_notification_and_nothing_else() {
-        let read = |text: &str| cancelled_request(text.as_bytes());
-        let text = r#"{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":3,"reason":"x"}}"#;
-        assert_eq!(read(text), Some(RequestId::Number(3)));
-        assert_eq!(read(&text.replace("notifications/cancelled", "tools/call")), None);
-        assert_eq!(read(&text.replace("requestId", "id")), None);
-        for no in ["", "[]", "null", "{", r#"{"method":"notifications/cancelled"}"#] {
-            assert_eq!(read(no), None, "{no}");
-        }
-    }
-}
+mod tests;

@@ -37,6 +37,9 @@ pub enum ClusterError {
     /// Another writer was first.
     #[error("another server was first")]
     Conflict,
+    /// A pod of this name is there which is not this instance's.
+    #[error("pod {0} exists and does not belong to this instance: delete it")]
+    Foreign(String),
     /// The object is gone.
     #[error("the pod is gone")]
     NotFound,
@@ -140,28 +143,33 @@ impl Cluster {
     }
 
     /// Creates the session's pod, which may replace a lost one. Its name is the same from every replica, so only one create
-    /// succeeds.
+    /// succeeds. What comes of it is in the store also when another's did.
     ///
     /// # Errors
     ///
-    /// [`ClusterError::Conflict`] when a pod of that name exists.
+    /// [`ClusterError::Conflict`] when a pod of that name exists, [`ClusterError::Foreign`] when that is none of this
+    /// instance's.
     pub async fn create(&self, session: &SessionId, replaces: Option<&str>) -> Result<Sandbox, ClusterError> {
         let assignment = Assignment::Session {
             id: session.to_string(),
             token: self.key.session_token(session.as_str()).digest(),
         };
-        let mut pod = self.template.build(
-            &self.pod_name(session),
-            &assignment,
-            &Timestamp::now().to_string(),
-            self.owner.clone(),
-        );
+        let (name, now) = (self.pod_name(session), Timestamp::now().to_string());
+        let mut pod = self.template.build(&name, &assignment, &now, self.owner.clone());
         if let Some(reason) = replaces {
             let annotations = pod.metadata.annotations.get_or_insert_default();
             annotations.insert(REPLACES_ANNOTATION.to_owned(), bounded_reason(reason));
         }
-        let created = bounded(self.pods.create(&PostParams::default(), &pod)).await?;
-        self.took(&created)
+        match bounded(self.pods.create(&PostParams::default(), &pod)).await {
+            Ok(created) => self.took(&created),
+            Err(ClusterError::Conflict) => match self.look_up(&name).await? {
+                // The client library sent the create again, and found its own pod in the way.
+                Some(there) if there.annotations().get(labels::CREATED_AT) == Some(&now) => self.took(&there),
+                Some(there) if !self.is_ours(&there) => Err(ClusterError::Foreign(name)),
+                _ => Err(ClusterError::Conflict),
+            },
+            Err(error) => Err(error),
+        }
     }
 
     /// Labels an unassigned pod with the session, unless anything about the pod changed since it was seen.
@@ -225,24 +233,25 @@ impl Cluster {
         Ok(ours)
     }
 
-    /// Looks up one pod by its name, for the store: a GET tells the state of now without the wait of a LIST. Whether there is
-    /// one that is not this instance's.
+    /// Looks up one pod by its name, for the store: a GET tells the state of now without the wait of a LIST.
     ///
     /// # Errors
     ///
     /// When the API server does not answer; a pod that is gone is no error.
-    pub async fn look_up(&self, name: &str) -> Result<bool, ClusterError> {
-        let Some(pod) = bounded(self.pods.get_opt(name)).await? else {
-            return Ok(false);
-        };
+    pub async fn look_up(&self, name: &str) -> Result<Option<Pod>, ClusterError> {
+        let found = bounded(self.pods.get_opt(name)).await?;
+        if let Some(pod) = found.as_ref().filter(|pod| self.is_ours(pod)) {
+            self.cache.observe(pod);
+        }
+        Ok(found)
+    }
+
+    /// Whether the watch would bring this pod and the store take it.
+    fn is_ours(&self, pod: &Pod) -> bool {
         let selected = labels::selector(&self.template.instance, Component::Sandbox)
             .iter()
             .all(|(label, value)| pod.labels().get(label) == Some(value));
-        let ours = selected && self.cache.read(|store| store.read(&pod)).is_some();
-        if ours {
-            self.cache.observe(&pod);
-        }
-        Ok(!ours)
+        selected && self.cache.read(|store| store.read(pod)).is_some()
     }
 
     /// Whether the server can do its work: it asks for one pod of its namespace.

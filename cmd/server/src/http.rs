@@ -14,6 +14,7 @@ use axum::routing::{delete, get};
 use axum::{Router, body};
 use cli_mcp_serving::auth::review::Review;
 use cli_mcp_serving::auth::{Caller, Guard};
+use cli_mcp_serving::listener::Cut;
 use cli_mcp_serving::metrics::{self, SharedRegistry};
 use cli_mcp_serving::probes::{self, Health};
 use http::request::Parts;
@@ -176,6 +177,8 @@ async fn whole_body(
     Ok(match arrived(body).await {
         Ok(bytes) => {
             held.arrived(bytes.len());
+            let cut = parts.extensions.get::<Cut>().cloned();
+            let held = held.over(cut.unwrap_or_default());
             // Not in a task of its own: a client then has as many on their way as it has connections.
             if let Some((session, call)) = cancelled_call(&parts, &bytes) {
                 canceller.cancel(&session, &call).await;
@@ -214,6 +217,7 @@ fn cancelled_call(parts: &Parts, body: &[u8]) -> Option<(SessionId, CallKey)> {
 
 #[cfg(test)]
 mod tests {
+    use axum::Extension;
     use axum::routing::post;
     use cli_mcp_serving::listener::{self, Limits, Plain};
     use futures::{FutureExt, StreamExt};
@@ -222,6 +226,7 @@ mod tests {
     use tower::ServiceExt;
 
     use super::*;
+    use crate::budget::Held;
     use crate::cancellation::RunningCalls;
     use crate::fixtures::{Api, Replica};
     use crate::store::fixtures::pod;
@@ -264,6 +269,42 @@ mod tests {
         for answer in cancels.await {
             assert_eq!(answer.unwrap().status(), StatusCode::ACCEPTED);
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn clients_that_do_not_take_their_large_results_do_not_keep_others_from_theirs() {
+        let canceller = {
+            let replica = Replica::new(Api::willing());
+            Canceller::new(RunningCalls::default(), replica.cluster.clone(), replica.cache.clone())
+        };
+        let layer = middleware::from_fn_with_state((canceller, Budget::default()), whole_body);
+        let large = |Extension(held): Extension<Held>| async move {
+            held.large_result().await;
+            // More than any socket buffers.
+            vec![b'x'; 32 * 1024 * 1024]
+        };
+        let router = Router::new().route("/mcp", post(large)).layer(layer);
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let (limits, never) = (Limits::default(), CancellationToken::new());
+        tokio::spawn(listener::serve(listener, Plain, router, limits, never, Duration::ZERO));
+        let request = async || {
+            let mut client = TcpStream::connect(address).await.unwrap();
+            let head = b"POST /mcp HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n";
+            client.write_all(head).await.unwrap();
+            client
+        };
+        let mut slow = Vec::new();
+        for _ in 0..32 {
+            let mut client = request().await;
+            // Its result is on its way.
+            client.read_u8().await.unwrap();
+            slow.push(client);
+        }
+        let mut next = request().await;
+        // The paused clock goes on when nothing else can.
+        let first = tokio::time::timeout(Duration::from_secs(600), next.read_u8()).await;
+        assert_eq!(first.expect("it waits for ever").unwrap(), b'H');
     }
 
     #[tokio::test]

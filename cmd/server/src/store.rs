@@ -221,7 +221,7 @@ impl SandboxStore {
 
     /// Forgets why the session's earlier sandbox is gone.
     pub fn forget_loss(&mut self, session: &SessionId) {
-        self.losses.take(session);
+        self.losses.forget(session);
     }
 
     fn any_usable(&self, names: &BTreeSet<String>) -> bool {
@@ -255,7 +255,7 @@ impl SandboxStore {
             && sandbox.usable()
         {
             // What it replaces stands on it.
-            self.losses.take(session);
+            self.losses.forget(session);
         }
         let sandbox = Arc::new(sandbox);
         self.index(&sandbox);

@@ -19,7 +19,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::activity::Activity;
 use crate::agent::AgentClient;
-use crate::cancellation::{CallKey, RunningCalls};
+use crate::cancellation::{CancelsSeen, RunningCalls, Told};
 use crate::cluster::Cluster;
 use crate::config::settings::GateNames;
 use crate::gate::{self, Closed, Snapshot};
@@ -69,20 +69,20 @@ pub async fn sandboxes(
         .default_backoff()
         .take_until(shutdown.cancelled_owned());
     let mut events = std::pin::pin!(events);
-    let mut troubled = false;
+    let (mut troubled, mut cancels) = (false, CancelsSeen::default());
     while let Some(event) = events.next().await {
         match event {
             Ok(event) => {
                 troubled = false;
-                let cancelled = newly_cancelled(&cache, &event);
                 cache.apply(&event);
-                if let Some(call) = cancelled {
-                    calls.cancel(&call);
+                if let Some(told) = newly_cancelled(&mut cancels, &cache, &event) {
+                    calls.cancel_told(&told);
                 }
                 if matches!(event, Event::Delete(_) | Event::InitDone) {
                     let living = cache.read(|store| store.uids());
                     agent.retain(|uid| living.contains(uid));
                     activity.retain(|uid| living.contains(uid));
+                    cancels.retain(|uid| living.contains(uid));
                 }
             }
             Err(error) if !troubled => {
@@ -94,15 +94,17 @@ pub async fn sandboxes(
     }
 }
 
-/// The call that another replica was told to stop. What stood there before a call began is not about that call.
-fn newly_cancelled(cache: &SandboxCache, event: &Event<Pod>) -> Option<CallKey> {
-    let Event::Apply(pod) = event else { return None };
-    let sandbox = cache.read(|store| store.read(pod))?;
-    let told = sandbox.cancelled?;
-    let known = cache.read(|store| store.get(&sandbox.name).and_then(|known| known.cancelled.clone()));
-    (known.as_ref() != Some(&told))
-        .then(|| CallKey::from_annotation(&told))
-        .flatten()
+/// The call that another replica was told to stop.
+fn newly_cancelled(seen: &mut CancelsSeen, cache: &SandboxCache, event: &Event<Pod>) -> Option<Told> {
+    match event {
+        // A watch that was broken tells in its next LIST.
+        Event::Apply(pod) | Event::InitApply(pod) => seen.news(&cache.read(|store| store.read(pod))?),
+        Event::InitDone => {
+            seen.listed();
+            None
+        }
+        Event::Init | Event::Delete(_) => None,
+    }
 }
 
 /// What the gate looks at, fed by watches.

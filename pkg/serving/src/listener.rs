@@ -77,6 +77,22 @@ impl Ends {
     }
 }
 
+/// Ends the connection that a request came on, whatever is still to be written on it; an extension of every request.
+#[derive(Clone, Debug, Default)]
+pub struct Cut(CancellationToken);
+
+impl Cut {
+    /// Ends it.
+    pub fn now(&self) {
+        self.0.cancel();
+    }
+
+    /// Waits until it was ended so.
+    pub async fn done(&self) {
+        self.0.cancelled().await;
+    }
+}
+
 /// Turns an accepted connection into the stream that HTTP is spoken on.
 pub trait Accept: Clone + Send + Sync + 'static {
     /// The stream.
@@ -118,12 +134,12 @@ pub async fn serve(
             continue;
         };
         let (accept, router) = (accept.clone(), router.clone());
-        let (shutdown, cut) = (shutdown.clone(), cut.clone());
+        let (shutdown, cut) = (shutdown.clone(), Cut(cut.child_token()));
         connections.spawn(async move {
             let _held = (permit, place);
             tokio::select! {
-                () = cut.cancelled() => {}
-                () = one(connection, ends, accept, router, limits, shutdown) => {}
+                () = cut.done() => {}
+                () = one(connection, (ends, cut.clone()), accept, router, limits, shutdown) => {}
             }
         });
     }
@@ -166,7 +182,7 @@ async fn next(
 
 async fn one(
     connection: TcpStream,
-    ends: Ends,
+    (ends, cut): (Ends, Cut),
     accept: impl Accept,
     router: Router,
     limits: Limits,
@@ -182,6 +198,7 @@ async fn one(
     };
     let service = service_fn(move |mut request: Request<Incoming>| {
         request.extensions_mut().insert(ends);
+        request.extensions_mut().insert(cut.clone());
         let router = router.clone();
         async move { Ok::<Response, Infallible>(router.oneshot(request.map(Body::new)).await.unwrap_or_else(never)) }
     });
@@ -273,6 +290,25 @@ mod tests {
         assert!(answer.ends_with(&address.port().to_string()), "{answer}");
         server.await.unwrap();
         assert!(TcpStream::connect(address).await.is_err());
+    }
+
+    #[tokio::test]
+    async fn one_connection_is_cut_and_the_others_go_on() {
+        let router = Router::new()
+            .route(
+                "/cut",
+                get(|Extension(cut): Extension<Cut>| async move {
+                    cut.now();
+                    std::future::pending::<()>().await;
+                }),
+            )
+            .route("/", get(|| async { "served" }));
+        let (address, _shutdown, _server) = start(router, Limits::default(), Duration::ZERO).await;
+        let mut other = TcpStream::connect(address).await.unwrap();
+        let mut cut = TcpStream::connect(address).await.unwrap();
+        assert_eq!(exchange(&mut cut, "GET /cut HTTP/1.1\r\nhost: x\r\n\r\n").await, "");
+        let request = "GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n";
+        assert!(exchange(&mut other, request).await.ends_with("served"));
     }
 
     #[tokio::test]

@@ -7,12 +7,15 @@
 //! not at all.
 //!
 //! What nobody decided on (the replica died, its LIST came too late, its delete failed) is decided by whoever comes upon
-//! it, and by the same rule: with another sandbox beside it, it is given up.
+//! it, and by the same rule: with another sandbox beside it, it is given up. What is beside the one that everybody uses is
+//! come upon by nobody as long as that one lives, and afterwards calls would move into it without a word: so it is ended
+//! when the other has served a call.
 //!
 //! The `/assign` comes after the decision and not at the same time. The agent's 503 until then is all that keeps a third
 //! replica, which knows the sandbox from its watch, from running a command in one that is given up a moment later. A
 //! created pod has its session from the start, and only the time that it takes to start in place of that.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -119,6 +122,25 @@ impl Allocator {
         Ok(TakenOver::GivenUp)
     }
 
+    /// Ends what is left beside a sandbox that has just served a call, see above. Costs nothing where nothing is.
+    pub fn end_beside(self: &Arc<Self>, used: &Sandbox, session: &SessionId) {
+        let beside = self.cache.read(|store| beside(store.of_session(session), used));
+        if beside.is_empty() {
+            return;
+        }
+        let (allocator, used, session) = (self.clone(), used.name.clone(), session.clone());
+        tokio::spawn(async move {
+            for left in beside {
+                tracing::warn!(pod = %left.name, %used, %session, "Ended a sandbox that was left over: the session has another");
+                allocator.agent.forget(&left);
+                // The next call finds what stays.
+                if let Err(error) = allocator.cluster.end(&left, "superseded").await {
+                    tracing::warn!(pod = %left.name, %error, "Failed to delete a sandbox that was left over");
+                }
+            }
+        });
+    }
+
     /// Assigns a pod of the pool, however long it takes to be reached: policies that let this server in may be programmed
     /// seconds after it started. Giving the same session twice is no error.
     async fn assign_claimed(&self, mine: Sandbox, session: &SessionId, deadline: Instant) -> Result<Made, Failure> {
@@ -201,6 +223,15 @@ async fn rival(
         rival = watched => Ok(rival),
         rival = listed => rival,
     }
+}
+
+/// What else could take the session's commands than the sandbox that everybody uses first. Where that is another than the
+/// one that was used (the watch has told of it since), nothing is decided here.
+fn beside(all: Vec<Arc<Sandbox>>, used: &Sandbox) -> Vec<Arc<Sandbox>> {
+    if all.first().is_none_or(|first| first.uid != used.uid) {
+        return Vec::new();
+    }
+    all.into_iter().skip(1).filter(|sandbox| sandbox.usable()).collect()
 }
 
 fn other<'a>(all: impl Iterator<Item = &'a Sandbox>, mine: &Sandbox) -> Option<String> {
@@ -314,6 +345,17 @@ mod tests {
         assert!(matches!(settled.await, Ok(Made::GaveUp)));
         assert!(began.elapsed() < OTHER_DECIDES, "{:?}", began.elapsed());
         assert_eq!(replica.api.requests("PATCH").len(), 1);
+    }
+
+    #[test]
+    fn only_what_is_beside_the_sandbox_that_everybody_uses_is_left_over() {
+        let sandbox = |name: &str, uid: &str| Arc::new(Sandbox::from_pod(&pod(name, uid, 1, Some("s1"))).unwrap());
+        let (first, second, mut ended) = (sandbox("a", "1"), sandbox("b", "2"), sandbox("c", "3"));
+        Arc::make_mut(&mut ended).ended = true;
+        let all = vec![first.clone(), second.clone(), ended];
+        assert_eq!(beside(all.clone(), &first), [second.clone()]);
+        assert!(beside(all, &second).is_empty());
+        assert!(beside(vec![first.clone()], &first).is_empty() && beside(Vec::new(), &first).is_empty());
     }
 
     #[tokio::test(start_paused = true)]

@@ -7,7 +7,7 @@ use http::StatusCode;
 use serde_json::json;
 
 use crate::support::api::{Cluster, Kubelet};
-use crate::support::pool::{fill_pool, label, spec_hash, warm_pool};
+use crate::support::pool::{fill_pool, label, ready, spec_hash, warm_pool};
 use crate::support::server::{Client, LOCAL, Server, bash, begin, eventually, structured};
 
 /// Requests about pods since then, but for watches.
@@ -163,6 +163,41 @@ async fn a_claim_that_was_written_and_answered_by_an_error_does_not_take_the_ses
     assert_eq!(structured(&bash(&client, "echo x").await)["stdout"], "x\n");
     assert_eq!(cluster.ran(OTHER), ["echo x"]);
     assert_eq!(cluster.assigned(), [OTHER]);
+}
+
+#[tokio::test]
+async fn a_create_that_was_written_and_answered_by_an_error_does_not_take_the_session_from_its_sandbox() {
+    let cluster = Cluster::start().await;
+    let server = Server::start(&cluster, &[LOCAL]).await;
+    let hash = spec_hash(&cluster, &server).await;
+    let client = server.client("s1").await;
+    cluster.silence_watches();
+    fill_pool(&cluster, &hash, 1);
+    eventually("the pool runs", || ready(&cluster) == 1).await;
+    label(&cluster, OTHER, "s1");
+    // The client library sends the create again, and finds its own pod in the way.
+    cluster.lose_next_answer("POST", "/pods");
+    assert_eq!(structured(&bash(&client, "echo x").await)["stdout"], "x\n");
+    assert_eq!(cluster.ran(OTHER), ["echo x"]);
+}
+
+#[tokio::test]
+async fn a_sandbox_that_is_left_over_beside_the_used_one_is_ended_by_the_next_call() {
+    let (cluster, server, client) = with_pool(2).await;
+    assert_eq!(structured(&bash(&client, "echo").await)["exit_code"], 0);
+    let (used, left) = (cluster.pod_of("s1"), "cli-mcp-demo-pool-9");
+    let hash = cluster.pod(&used)["metadata"]["annotations"]["cli-mcp.redhat.com/spec-hash"].clone();
+    cluster.add_pool_pod(left, hash.as_str().unwrap(), &"0".repeat(64));
+    server.knows("cli_mcp_server_pool_ready 2\n").await;
+    label(&cluster, left, "s1");
+    server.knows("cli_mcp_server_pool_ready 1\n").await;
+    assert_eq!(structured(&bash(&client, "echo x").await)["stdout"], "x\n");
+    eventually("one is left", || cluster.pods_of("s1").len() == 1).await;
+    assert_eq!(cluster.pod_of("s1"), used);
+    // Else this would be served by what was left over, and without a word.
+    cluster.evict(&used);
+    server.knows_sessions(0).await;
+    assert!(structured(&bash(&client, "echo on").await).contains_key("session_reset"));
 }
 
 #[tokio::test]

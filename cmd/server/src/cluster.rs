@@ -142,6 +142,15 @@ impl Cluster {
         session_pod_name(&self.template.instance, session.as_str())
     }
 
+    /// When this sandbox's session was last active, as far as the store knows what replicas wrote.
+    #[must_use]
+    pub fn last_activity(&self, sandbox: &Sandbox) -> Option<Timestamp> {
+        self.cache.read(|store| {
+            let now = store.get(&sandbox.name).filter(|now| now.uid == sandbox.uid)?;
+            now.last_activity
+        })
+    }
+
     /// Creates the session's pod, which may replace a lost one. Its name is the same from every replica, so only one create
     /// succeeds. What comes of it is in the store also when another's did.
     ///

@@ -99,13 +99,14 @@ impl Dialer {
             SandboxConnection::Auto if self.forward_first.load(Ordering::Relaxed) => self.forward(sandbox).await,
             SandboxConnection::Auto => match self.direct(sandbox).await {
                 Ok(dialed) => Ok(dialed),
-                Err((direct, false)) => Err(direct),
-                Err((direct, true)) => {
+                Err((direct, false)) if !sandbox.ready => Err(direct),
+                // The kubelet has reached a sandbox that is ready: what refused was something on the way, or it has just died.
+                Err((direct, out_of_reach)) => {
                     let forwarded = self
                         .forward(sandbox)
                         .await
                         .map_err(|forward| DialError::new(format!("{direct}; and by the API server: {forward}")))?;
-                    if !self.forward_first.swap(true, Ordering::Relaxed) {
+                    if out_of_reach && !self.forward_first.swap(true, Ordering::Relaxed) {
                         tracing::info!(reason = %direct, "Pod addresses are out of reach, using the API server's port-forward");
                     }
                     Ok(forwarded)

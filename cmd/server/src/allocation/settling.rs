@@ -353,7 +353,7 @@ mod tests {
         let (first, second, mut ended) = (sandbox("a", "1"), sandbox("b", "2"), sandbox("c", "3"));
         Arc::make_mut(&mut ended).ended = true;
         let all = vec![first.clone(), second.clone(), ended];
-        assert_eq!(beside(all.clone(), &first), [second.clone()]);
+        assert_eq!(beside(all.clone(), &first), std::slice::from_ref(&second));
         assert!(beside(all, &second).is_empty());
         assert!(beside(vec![first.clone()], &first).is_empty() && beside(Vec::new(), &first).is_empty());
     }

@@ -56,6 +56,8 @@ pub struct Sandbox {
     pub ended: bool,
     /// Why the session lost its earlier sandbox, until its client was told.
     pub replaces: Option<String>,
+    /// When its session was last active, as a replica wrote it.
+    pub last_activity: Option<Timestamp>,
     /// The call that its client cancelled last, as [`CANCELLED_ANNOTATION`] says.
     pub cancelled: Option<String>,
 }
@@ -102,6 +104,7 @@ impl Sandbox {
             ready: condition(&status, "Ready"),
             ended: annotation(ENDED_ANNOTATION).is_some(),
             replaces: annotation(REPLACES_ANNOTATION),
+            last_activity: annotation(labels::LAST_ACTIVITY).and_then(|at| at.parse().ok()),
             cancelled: annotation(CANCELLED_ANNOTATION),
             name,
         })

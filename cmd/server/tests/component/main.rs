@@ -14,6 +14,7 @@ mod clients;
 mod deaths;
 mod gate;
 mod hostile;
+mod reach;
 mod requests;
 mod sessions;
 mod stdio;

@@ -1,5 +1,6 @@
 //! An agent on a loopback address, whose commands are words that this file knows.
 
+use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -34,6 +35,7 @@ struct Shell {
 /// A running agent; dropping it kills it.
 pub(crate) struct Agent {
     shell: Arc<Shell>,
+    address: SocketAddr,
     _alive: DropGuard,
 }
 
@@ -62,6 +64,7 @@ impl Agent {
             dead: dead.clone(),
         });
         let listener = tokio::net::TcpListener::bind((ip, 8090)).await.unwrap();
+        let address = listener.local_addr().unwrap();
         let router = Router::new()
             .route("/exec", post(exec))
             .route("/assign", post(assign))
@@ -69,7 +72,15 @@ impl Agent {
             .with_state(shell.clone());
         let alive = dead.clone().drop_guard();
         tokio::spawn(dead.run_until_cancelled_owned(async move { axum::serve(listener, router).await }));
-        Self { shell, _alive: alive }
+        Self {
+            shell,
+            address,
+            _alive: alive,
+        }
+    }
+
+    pub(crate) fn address(&self) -> SocketAddr {
+        self.address
     }
 
     pub(crate) fn ran(&self) -> Vec<String> {

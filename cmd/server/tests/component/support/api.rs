@@ -1,6 +1,7 @@
 //! The API server and the kubelet.
 
 mod faults;
+mod forward;
 mod reads;
 mod reviews;
 
@@ -49,6 +50,8 @@ struct Inner {
     user_agents: BTreeSet<String>,
     agents: BTreeMap<String, Agent>,
     kubelet: Kubelet,
+    /// What pods show in place of their addresses.
+    shown_address: Option<&'static str>,
     watches_are_silent: bool,
     pods_never_rest: bool,
     traps: Vec<Trap>,
@@ -82,6 +85,7 @@ impl Cluster {
                 user_agents: BTreeSet::new(),
                 agents: BTreeMap::new(),
                 kubelet: Kubelet::Starts,
+                shown_address: None,
                 watches_are_silent: false,
                 pods_never_rest: false,
                 traps: Vec::new(),
@@ -102,6 +106,7 @@ impl Cluster {
                 "/api/v1/namespaces/{ns}/pods/{name}",
                 get(read_pod).patch(patch_pod).delete(delete_pod),
             )
+            .route("/api/v1/namespaces/{ns}/pods/{name}/portforward", get(forward::to_pod))
             .route("/api/v1/namespaces/{ns}/configmaps", get(list_others))
             .route(
                 "/apis/discovery.k8s.io/v1/namespaces/{ns}/endpointslices",
@@ -130,6 +135,16 @@ impl Cluster {
             "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u", "namespace": "ns"}}],
         })
         .to_string()
+    }
+
+    /// From a network like the server's, pods are not where new ones say that they are.
+    pub(crate) fn show_address(&self, address: &'static str) {
+        self.lock().shown_address = Some(address);
+    }
+
+    /// Whether pods can be reached at their addresses.
+    pub(crate) fn is_near(&self) -> bool {
+        self.lock().shown_address.is_none()
     }
 
     pub(crate) fn kubelet(&self, kubelet: Kubelet) {
@@ -333,7 +348,8 @@ impl Cluster {
         }
         let n = self.next_ip.fetch_add(1, Ordering::SeqCst);
         let ip = format!("127.{}.{}.{n}", self.network[0], self.network[1]);
-        let status = |phase: &str, ready: &str| json!({"phase": phase, "podIP": ip, "conditions": [{"type": "Ready", "status": ready}]});
+        let shown = self.lock().shown_address.map_or_else(|| ip.clone(), str::to_owned);
+        let status = |phase: &str, ready: &str| json!({"phase": phase, "podIP": shown, "conditions": [{"type": "Ready", "status": ready}]});
         self.update_status(name, status("Pending", "False"));
         if kubelet == Kubelet::StartsDeaf {
             self.update_status(name, status("Running", "True"));

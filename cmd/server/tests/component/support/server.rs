@@ -32,15 +32,18 @@ pub(crate) fn flags(dir: &tempfile::TempDir, cluster: &Cluster) -> Vec<String> {
     let kubeconfig = dir.path().join("kubeconfig");
     std::fs::write(&key, KEY).unwrap();
     std::fs::write(&kubeconfig, cluster.kubeconfig()).unwrap();
-    vec![
+    let mut flags: Vec<String> = vec![
         "--namespace=ns".into(),
         "--instance-name=demo".into(),
         "--sandbox-image=localhost/sandbox:dev".into(),
         "--sandbox-service-account=cli-mcp-demo-sandbox".into(),
         format!("--hmac-key-file={}", key.display()),
         format!("--kubeconfig={}", kubeconfig.display()),
-        "--sandbox-connection=direct".into(),
-    ]
+    ];
+    if cluster.is_near() {
+        flags.push("--sandbox-connection=direct".into());
+    }
+    flags
 }
 
 pub(crate) const LOCAL: &str = "--kubeconfig-secret=kc";

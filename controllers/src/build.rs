@@ -29,7 +29,9 @@ use serde::Serialize;
 use sha2::{Digest, Sha256};
 
 pub use cluster_role_binding::{auth_delegator, is_auth_delegator};
+pub(crate) use service::cluster_ip;
 
+use crate::dereference::AwaitedProxy;
 use crate::validate::Validated;
 
 /// Kinds of namespaced children, in the order they are applied: policies before anything that could run.
@@ -128,8 +130,8 @@ pub struct Children {
     pub remove: Vec<ChildRef>,
 }
 
-/// Builds the children that the validated instance can have now. A Deployment whose Secrets are missing is left out:
-/// an existing one goes on as it is.
+/// Builds the children that the validated instance can have now. A Deployment whose Secrets are missing is left out, and a
+/// Service whose address cannot be told: an existing one goes on as it is.
 ///
 /// # Errors
 ///
@@ -149,7 +151,16 @@ pub fn build(validated: &Validated) -> Result<Children, serde_json::Error> {
         children.add(ChildKind::RoleBinding, binding)?;
     }
     children.add(ChildKind::Service, service::server(validated))?;
-    children.add(ChildKind::Service, service::proxy(validated))?.address = validated.awaited_proxy;
+    match &validated.awaited_proxy {
+        AwaitedProxy::Nowhere => {
+            children.add(ChildKind::Service, service::proxy(validated))?;
+        }
+        AwaitedProxy::At(address) => {
+            children.add(ChildKind::Service, service::proxy(validated))?.address = Some(*address);
+        }
+        // It would get another address than the one that it had.
+        AwaitedProxy::Unknown { .. } => {}
+    }
     if let Some(config) = &validated.proxy_config {
         children.add(ChildKind::ConfigMap, config_map::proxy(validated, config))?;
     }

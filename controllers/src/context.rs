@@ -1,7 +1,7 @@
 //! What every reconcile shares: client, caches, settings, recorder, metrics, and the little that is remembered between
 //! two reconciles.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -11,7 +11,7 @@ use kube::runtime::reflector::ObjectRef;
 use kube::{Client, ResourceExt};
 
 use crate::auth_delegator::{Account, Standing};
-use crate::build::{ChildKind, controller};
+use crate::build::{ChildKind, ChildRef, controller};
 use crate::caches::Caches;
 use crate::controller::Scope;
 use crate::dereference::SecretContent;
@@ -51,6 +51,8 @@ pub struct Memory {
     pub written: HashMap<String, Written>,
     /// In which generation children without our labels were looked for last, by UID of the instance.
     pub looked_for_strays: HashMap<String, Option<i64>>,
+    /// Services that got no cluster IP when they were made last, by UID of the instance: deleting them again would be no help.
+    pub made_headless: HashMap<String, BTreeSet<ChildRef>>,
     /// Since when this replica reconciles.
     pub working_since: Option<Instant>,
 }

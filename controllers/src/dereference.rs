@@ -13,7 +13,7 @@ use kube::api::DynamicObject;
 use kube::runtime::reflector::ObjectRef;
 use kube::{Api, ResourceExt};
 
-use crate::build::{ChildKind, ChildRef};
+use crate::build::{ChildKind, ChildRef, cluster_ip};
 use crate::caches::Caches;
 use crate::context::Context;
 use crate::error::{Error, Result};
@@ -64,6 +64,38 @@ impl Unread {
     }
 }
 
+/// Where sandboxes look for the proxy while its Service has no address.
+#[derive(Clone, Debug, Default)]
+pub enum AwaitedProxy {
+    /// The Service has its address, or no sandbox looks for the proxy by one.
+    #[default]
+    Nowhere,
+    /// Here.
+    At(IpAddr),
+    /// A sandbox that knows it could not be read.
+    Unknown {
+        /// The sandbox, as `namespace/name`.
+        pod: String,
+        /// What the API server said.
+        cause: Arc<kube::Error>,
+    },
+}
+
+impl AwaitedProxy {
+    /// Why it is not known, which is tried again. `instance` is whose proxy it is.
+    #[must_use]
+    pub fn error(&self, instance: &str) -> Option<Error> {
+        let Self::Unknown { pod, cause } = self else {
+            return None;
+        };
+        let service = names::proxy(instance);
+        Some(Error::Api {
+            action: format!("read pod {pod}, which knows the address at which Service {service} must be made again"),
+            source: cause.clone(),
+        })
+    }
+}
+
 /// What was read for one instance.
 #[derive(Clone, Debug, Default)]
 pub struct Observed {
@@ -79,8 +111,8 @@ pub struct Observed {
     pub unread: Vec<Unread>,
     /// `address:port` of the proxy's Service, once it has one.
     pub proxy_address: Option<String>,
-    /// Where sandboxes look for the proxy while its Service is gone.
-    pub awaited_proxy: Option<IpAddr>,
+    /// Where sandboxes look for the proxy while its Service has no address.
+    pub awaited_proxy: AwaitedProxy,
     /// Whether a proxy pod is ready behind its Service.
     pub proxy_ready: bool,
     /// Children as they are.
@@ -101,7 +133,7 @@ impl Observed {
     }
 }
 
-/// Reads everything about an instance. A Secret that cannot be read holds up nothing that does without it.
+/// Reads everything about an instance. A Secret or a sandbox that cannot be read holds up nothing that does without it.
 ///
 /// # Errors
 ///
@@ -145,8 +177,8 @@ pub async fn dereference(context: &Context, caches: &Caches, instance: &CliMcpIn
     let sandboxes: Vec<Arc<Pod>> = of(Component::Sandbox, &|pod| is_owned_by(pod, &uid));
     let proxy_address = proxy_address(&children, &name);
     let awaited_proxy = match proxy_address {
-        Some(_) => None,
-        None => awaited_proxy(context, &namespace, &sandboxes).await?,
+        Some(_) => AwaitedProxy::Nowhere,
+        None => awaited_proxy(context, &namespace, &sandboxes).await,
     };
     Ok(Observed {
         kubeconfig,
@@ -241,9 +273,8 @@ fn proxy_address(children: &BTreeMap<ChildRef, Arc<DynamicObject>>, instance: &s
         kind: ChildKind::Service,
         name: names::proxy(instance),
     })?;
-    let address = service.data.pointer("/spec/clusterIP")?.as_str()?;
     let port = u16::try_from(names::PROXY_PORT).ok()?;
-    Some(SocketAddr::new(address.parse().ok()?, port).to_string())
+    Some(SocketAddr::new(cluster_ip(service)?, port).to_string())
 }
 
 /// How many sandboxes are asked where they look for the proxy: those without the check do not.
@@ -251,20 +282,27 @@ const LOOKED_AT: usize = 8;
 
 /// Where the newest sandbox that looks for the proxy by its address does: an agent keeps the one that it was started with. The
 /// caches hold pods without their spec, and a Service is seldom missing.
-async fn awaited_proxy(context: &Context, namespace: &str, sandboxes: &[Arc<Pod>]) -> Result<Option<IpAddr>> {
+async fn awaited_proxy(context: &Context, namespace: &str, sandboxes: &[Arc<Pod>]) -> AwaitedProxy {
     let api: Api<Pod> = Api::namespaced(context.client.clone(), namespace);
     let mut newest_first: Vec<&Arc<Pod>> = sandboxes.iter().collect();
     newest_first.sort_by_key(|pod| std::cmp::Reverse(pod.creation_timestamp()));
     for sandbox in newest_first.into_iter().take(LOOKED_AT) {
         let name = sandbox.name_any();
-        let read = api.get_opt(&name).await;
-        let read = read.map_err(Error::api(format!("read pod {namespace}/{name}")))?;
+        let read = match api.get_opt(&name).await {
+            Ok(read) => read,
+            Err(cause) => {
+                return AwaitedProxy::Unknown {
+                    pod: format!("{namespace}/{name}"),
+                    cause: Arc::new(cause),
+                };
+            }
+        };
         let control = read.as_ref().and_then(egress_control);
         if let Some(address) = control.and_then(|control| control.parse::<SocketAddr>().ok()) {
-            return Ok(Some(address.ip()));
+            return AwaitedProxy::At(address.ip());
         }
     }
-    Ok(None)
+    AwaitedProxy::Nowhere
 }
 
 /// The gate of contract, section 8: the proxy's EndpointSlice has a ready address.

@@ -43,6 +43,8 @@ struct State {
     made_again: Option<String>,
     /// The cluster IP that cannot be had, and for how many tries.
     taken: Option<(String, usize)>,
+    /// A webhook makes every new Service headless.
+    headless: bool,
 }
 
 type Answer = (StatusCode, Value);
@@ -119,6 +121,11 @@ impl FakeServer {
     /// Refuses this cluster IP so many times.
     pub(crate) fn take_address(&self, address: &str, times: usize) {
         self.0.lock().unwrap().taken = Some((address.to_owned(), times));
+    }
+
+    /// Whether a webhook makes every new Service headless.
+    pub(crate) fn make_headless(&self, headless: bool) {
+        self.0.lock().unwrap().headless = headless;
     }
 
     /// Lets the read of an object fail, or no read any more.
@@ -235,8 +242,12 @@ impl State {
                 |before| before["metadata"]["uid"].clone(),
             );
         }
-        if path.contains("/services/") && object["spec"]["clusterIP"].is_null() {
-            object["spec"]["clusterIP"] = json!("10.96.0.7");
+        if path.contains("/services/")
+            && object["spec"]["clusterIP"].is_null()
+            && object["spec"]["type"] != "ExternalName"
+        {
+            let kept = before.map(|before| before["spec"]["clusterIP"].clone());
+            object["spec"]["clusterIP"] = kept.filter(|kept| !kept.is_null()).unwrap_or(json!("10.96.0.7"));
         }
         let unchanged = before.is_some_and(|before| {
             object["metadata"]["resourceVersion"] = before["metadata"]["resourceVersion"].clone();
@@ -311,6 +322,9 @@ impl State {
         }
         self.applied.insert(path.clone(), object.clone());
         object["metadata"]["managedFields"] = json!([entry("Update")]);
+        if self.headless && path.contains("/services/") {
+            object["spec"]["clusterIP"] = json!("None");
+        }
         (StatusCode::CREATED, self.store(&path, object))
     }
 

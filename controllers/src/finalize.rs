@@ -303,6 +303,7 @@ fn forget(context: &Context, instance: &CliMcpInstance, namespace: &str) {
     memory.failures.remove(&uid);
     memory.written.remove(&uid);
     memory.looked_for_strays.remove(&uid);
+    memory.made_headless.remove(&uid);
     let name = instance.name_any();
     let mut secrets = vec![names::proxy_ca(&name), names::hmac(&name), names::tls(&name)];
     secrets.extend(instance.kubeconfig_secret());

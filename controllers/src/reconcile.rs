@@ -131,6 +131,7 @@ async fn ensure(context: &Context, caches: &Caches, instance: &CliMcpInstance) -
     context.metrics.wrote(applied.writes);
     let mut followup = Followup::default();
     followup.failed.extend(observed.unread.iter().map(Unread::error));
+    followup.failed.extend(observed.awaited_proxy.error(&validated.name));
     refresh_proxy_files(context, &validated, &observed.proxy_pods, &mut followup).await;
 
     let sandboxes = Sandbox::all(&observed.sandboxes);

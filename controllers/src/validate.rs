@@ -2,7 +2,7 @@
 
 mod secrets;
 
-use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::net::{Ipv6Addr, SocketAddr};
 
 use cli_mcp_api::conditions::reasons;
 use cli_mcp_api::duration::GoDuration;
@@ -16,7 +16,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::core::Resource;
 use sha2::{Digest, Sha256};
 
-use crate::dereference::{Observed, SecretContent};
+use crate::dereference::{AwaitedProxy, Observed, SecretContent};
 use crate::error::{Error, Result};
 use crate::settings::Settings;
 use secrets::{
@@ -72,8 +72,8 @@ pub struct Validated {
     pub proxy_config: Option<ProxyConfig>,
     /// What sandboxes are built from, when all of it is known.
     pub template: Option<SandboxTemplate>,
-    /// Where sandboxes look for the proxy while its Service is gone.
-    pub awaited_proxy: Option<IpAddr>,
+    /// Where sandboxes look for the proxy while its Service has no address.
+    pub awaited_proxy: AwaitedProxy,
     /// The key that tokens are derived from.
     pub hmac_key: Option<HmacKey>,
     /// Changes with the HMAC key, and tells nothing of it.
@@ -294,7 +294,7 @@ pub fn validate(instance: &CliMcpInstance, observed: &Observed, settings: &Setti
         kubeconfig_secret,
         proxy_config,
         template,
-        awaited_proxy: observed.awaited_proxy,
+        awaited_proxy: observed.awaited_proxy.clone(),
         hmac_key,
         hmac_hash,
         mounts_hash,

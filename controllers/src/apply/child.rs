@@ -11,7 +11,7 @@ use kube::{Api, ResourceExt};
 use serde_json::{Value, json};
 
 use super::Failure;
-use crate::build::{Child, ChildKind, ChildRef, controller};
+use crate::build::{Child, ChildKind, ChildRef, cluster_ip, controller};
 use crate::context::Context;
 use crate::difference::{differs, is_foreign};
 use crate::error::text;
@@ -62,6 +62,7 @@ pub(super) async fn apply_child(
     let desired = serde_json::to_value(&child.object).map_err(|error| fault(reference, &error))?;
     let Some(live) = live else {
         let live = create(&api, child).await?;
+        addressed(context, validated, reference, &live)?;
         return Ok(Outcome {
             live: Arc::new(live),
             written: true,
@@ -80,6 +81,9 @@ pub(super) async fn apply_child(
             transient: true,
             foreign: false,
         });
+    }
+    if is_without_address(reference, &live) {
+        return Err(make_addressed(context, validated, reference, &live).await);
     }
     if !child_differs(reference.kind, &desired, &live)? {
         return Ok(Outcome { live, written: false });
@@ -177,6 +181,85 @@ async fn create(api: &Api<DynamicObject>, child: &Child) -> Result<DynamicObject
         },
         error => refused(&child.reference, &error),
     })
+}
+
+/// Whether a Service has no cluster IP. No apply gives a headless one an address, and an alias would get another one than its
+/// clients know.
+fn is_without_address(reference: &ChildRef, live: &DynamicObject) -> bool {
+    reference.kind == ChildKind::Service && cluster_ip(live).is_none()
+}
+
+/// Remembers of a Service that was just made whether it got an address, and fails if it did not.
+fn addressed(
+    context: &Context,
+    validated: &Validated,
+    reference: &ChildRef,
+    made: &DynamicObject,
+) -> Result<(), Failure> {
+    let mut memory = context.memory();
+    let headless = memory.made_headless.entry(validated.owner.uid.clone()).or_default();
+    if is_without_address(reference, made) {
+        headless.insert(reference.clone());
+        return Err(made_headless(validated, reference));
+    }
+    headless.remove(reference);
+    Ok(())
+}
+
+/// Deletes a Service without an address, so that it is made again with one; unless it was made so, and would be again. Returns
+/// what is to be told of it.
+async fn make_addressed(
+    context: &Context,
+    validated: &Validated,
+    reference: &ChildRef,
+    live: &DynamicObject,
+) -> Failure {
+    let made_so = {
+        let memory = context.memory();
+        let headless = memory.made_headless.get(&validated.owner.uid);
+        headless.is_some_and(|headless| headless.contains(reference))
+    };
+    if made_so {
+        return made_headless(validated, reference);
+    }
+    let deleted = api(context, validated, reference.kind)
+        .delete(&reference.name, &only(live.uid()))
+        .await;
+    let message = match deleted {
+        Ok(_) => format!("{reference} has no cluster IP and is made again"),
+        // The cache is behind.
+        Err(kube::Error::Api(status)) if status.is_not_found() || status.is_conflict() => {
+            format!("{reference} had no cluster IP and is looked at again")
+        }
+        Err(error) => format!(
+            "{reference} has no cluster IP and must be made again: {}. The operator could not: {}",
+            delete_it(validated, reference),
+            text(&error)
+        ),
+    };
+    Failure {
+        message,
+        transient: true,
+        foreign: false,
+    }
+}
+
+fn made_headless(validated: &Validated, reference: &ChildRef) -> Failure {
+    Failure {
+        message: format!(
+            "{reference} got no cluster IP when it was made: find what changes Services here, such as a mutating webhook, and {}",
+            delete_it(validated, reference)
+        ),
+        transient: true,
+        foreign: false,
+    }
+}
+
+fn delete_it(validated: &Validated, service: &ChildRef) -> String {
+    format!(
+        "delete it (kubectl -n {} delete service {})",
+        validated.namespace, service.name
+    )
 }
 
 /// Lets apply take away again what was set when the object was made: what a manager has set otherwise, its apply keeps

@@ -1,11 +1,13 @@
 //! Services of the server and the proxy.
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 
 use cli_mcp_api::labels::{self, Component};
 use cli_mcp_api::names;
 use k8s_openapi::api::core::v1::{Service, ServicePort, ServiceSpec};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+use kube::api::DynamicObject;
 
 use super::metadata;
 use crate::validate::Validated;
@@ -44,6 +46,12 @@ pub(super) fn proxy(validated: &Validated) -> Service {
         names::PROXY_PORT,
         None,
     )
+}
+
+/// The cluster IP of a Service: none where it is headless, or only an alias of another host
+/// (<https://kubernetes.io/docs/concepts/services-networking/service/#headless-services>).
+pub(crate) fn cluster_ip(service: &DynamicObject) -> Option<IpAddr> {
+    service.data.pointer("/spec/clusterIP")?.as_str()?.parse().ok()
 }
 
 fn service(

@@ -9,6 +9,7 @@ use crate::fake::FakeServer;
 use crate::metrics::Metrics;
 use crate::validate::fixtures;
 
+mod addresses;
 mod behind;
 mod by_hand;
 mod inputs;
@@ -244,38 +245,6 @@ async fn a_service_account_that_is_made_again_gets_pods_with_a_token_of_its_own(
     let (after, rolled_for) = uids(&server);
     assert_ne!(before, after);
     assert_eq!(after, rolled_for);
-}
-
-/// An agent looks for the proxy at the address that it was started with, for as long as it runs.
-#[tokio::test(start_paused = true)]
-async fn a_proxy_service_that_is_made_again_gets_the_address_that_sandboxes_know() {
-    const SERVICE: &str = "/api/v1/namespaces/ns/services/cli-mcp-demo-proxy";
-    let server = cluster(json!({"sandbox": {"warmPoolSize": 1}}));
-    settle(&server).await;
-    proxy_answers(&server);
-    settle(&server).await;
-    let path = pods(&server).remove(0);
-    let address = || server.get(SERVICE).unwrap()["spec"]["clusterIP"].clone();
-    for (known, refusals, expected) in [
-        ("10.96.0.42:8080", 0, "10.96.0.42"),
-        ("[fd00::42]:8080", 0, "fd00::42"),
-        // It is not free yet.
-        ("10.96.0.43:8080", 2, "10.96.0.43"),
-        // Another Service has it.
-        ("10.96.0.44:8080", usize::MAX, "10.96.0.7"),
-    ] {
-        let mut pod = server.get(&path).unwrap();
-        let env = pod["spec"]["containers"][0]["env"].as_array_mut().unwrap();
-        let control = env
-            .iter_mut()
-            .find(|variable| variable["name"] == "SANDBOX_EGRESS_CONTROL");
-        control.unwrap()["value"] = json!(known);
-        server.put(&path, pod);
-        server.take_address(known.trim_end_matches(":8080"), refusals);
-        server.remove(SERVICE);
-        once(&server).await.unwrap();
-        assert_eq!(address(), expected, "{known}");
-    }
 }
 
 #[tokio::test]

@@ -12,6 +12,8 @@ enum Meddling {
     Remove(usize),
     Edit(usize),
     Unlabel(usize),
+    /// A Service that has no cluster IP, and cannot get one, takes the place of one that has.
+    Headless(usize),
     /// Another spec is reconciled.
     Respec(usize),
     /// A reconcile whose write with this number fails.
@@ -22,6 +24,7 @@ enum Meddling {
     Hide(usize),
 }
 
+const SERVICES: [&str; 2] = ["cli-mcp-demo", "cli-mcp-demo-proxy"];
 const ADMINS: [&str; 2] = ["cli-mcp-demo-kubeconfig", "cli-mcp-demo-tls"];
 
 fn specs() -> [Value; 4] {
@@ -38,6 +41,7 @@ fn meddling() -> impl Strategy<Value = Meddling> {
         (0_usize..20).prop_map(Meddling::Remove),
         (0_usize..20).prop_map(Meddling::Edit),
         (0_usize..20).prop_map(Meddling::Unlabel),
+        (0_usize..2).prop_map(Meddling::Headless),
         (0_usize..4).prop_map(Meddling::Respec),
         (1_usize..12).prop_map(Meddling::Fail),
         Just(Meddling::Stale),
@@ -79,6 +83,14 @@ async fn meddle(server: &FakeServer, seen: &Seen, meddling: &Meddling) {
                 let mut child = server.get(&path).unwrap();
                 child["metadata"]["labels"] = json!({});
                 server.put(&path, child);
+            }
+        }
+        Meddling::Headless(index) => {
+            let path = format!("{NAMESPACE}/services/{}", SERVICES[*index]);
+            if let Some(mut service) = server.remove(&path) {
+                service["metadata"].as_object_mut().unwrap().remove("uid");
+                service["spec"]["clusterIP"] = json!("None");
+                server.put(&path, service);
             }
         }
         // What these reconciles make of it is judged by where they lead.
@@ -125,8 +137,6 @@ async fn a_budget_that_lost_its_labels_goes_with_the_replicas_that_it_was_for() 
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
-
     #[test]
     fn whatever_happened_the_children_are_the_same_again(deeds in prop::collection::vec(meddling(), 1..8)) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();

@@ -179,6 +179,13 @@ async fn every_child_is_repaired_when_edited_deleted_or_replaced() -> Result<()>
         );
     }
     restored(namespace, &wanted, "replaced").await?;
+
+    // No apply gives such a Service the address back that its sandboxes know.
+    let alias = json!({"spec": {"type": "ExternalName", "externalName": "proxy.example.com"}}).to_string();
+    for reference in wanted.keys().filter(|reference| reference.starts_with("service/")) {
+        kubectl::ok(&["-n", namespace, "patch", reference, "--type=merge", "-p", &alias])?;
+    }
+    restored(namespace, &wanted, "made an alias").await?;
     instance::wait_ready(namespace, "repair")?;
     kubectl::ok(&["delete", "namespace", namespace, "--wait=false"])?;
     Ok(())

@@ -3,6 +3,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::extract::{Request, State};
 use axum::middleware::Next;
@@ -10,10 +11,14 @@ use axum::response::Response;
 use cli_mcp_serving::listener::Ends;
 use cli_mcp_serving::tls::Certificate;
 use http::uri::Authority;
-use http::{HeaderMap, StatusCode, header};
+use http::{HeaderMap, Method, StatusCode, header};
+use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
 
 use crate::config::settings::ConfigError;
 use crate::http::error_response;
+
+/// How long a browser need not ask again.
+const PREFLIGHT_HOLDS: Duration = Duration::from_secs(600);
 
 /// A host with an optional port, in lower case and without brackets.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -186,6 +191,19 @@ fn certifies(name: &str, host: &str) -> bool {
             .split_once('.')
             .is_some_and(|(label, rest)| !label.is_empty() && rest == parent),
     }
+}
+
+/// What browsers ask before they let a page call, and read what came of it (the Fetch standard,
+/// <https://fetch.spec.whatwg.org/#http-cors-protocol>). Behind [`HostPolicy::check`], which lets no other page's requests so far;
+/// before the guard, as what browsers ask bears no token.
+#[must_use]
+pub fn cors() -> CorsLayer {
+    CorsLayer::new()
+        .allow_origin(AllowOrigin::mirror_request())
+        .allow_methods([Method::GET, Method::POST, Method::DELETE])
+        .allow_headers(AllowHeaders::mirror_request())
+        .expose_headers([header::RETRY_AFTER, header::WWW_AUTHENTICATE])
+        .max_age(PREFLIGHT_HOLDS)
 }
 
 #[cfg(test)]

@@ -29,7 +29,7 @@ use crate::audit::{Audit, Identity, Record};
 use crate::budget::Budget;
 use crate::cancellation::{self, CallKey, Canceller};
 use crate::failure::Failure;
-use crate::host::HostPolicy;
+use crate::host::{self, HostPolicy};
 use crate::session::{SESSION_HEADER, SessionId};
 use crate::tool::BashServer;
 
@@ -95,6 +95,7 @@ pub fn router<H: Health, R: Review>(surface: Surface<H>, guard: Option<Guard<R>>
     guarded
         .merge(probes::liveness(health))
         .fallback(|| std::future::ready(error_response(StatusCode::NOT_FOUND, "no such path: MCP is at /mcp")))
+        .layer(host::cors())
         .layer(middleware::from_fn_with_state(Arc::new(hosts), HostPolicy::check))
 }
 

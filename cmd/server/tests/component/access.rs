@@ -1,6 +1,7 @@
 //! Who may come in.
 
-use http::StatusCode;
+use http::{Method, StatusCode};
+use serde_json::json;
 
 use crate::support::api::Cluster;
 use crate::support::server::{LOCAL, Server, bash, http, structured};
@@ -87,5 +88,61 @@ async fn strange_hosts_and_origins_are_refused_on_every_path() {
             StatusCode::FORBIDDEN,
             "{path}"
         );
+    }
+}
+
+#[tokio::test]
+async fn an_allowed_web_page_is_let_in_by_its_browser_and_no_other_is() {
+    const PAGE: &str = "https://app.example.com";
+    let cluster = Cluster::start().await;
+    cluster.grant("tok-alice", "alice", &["create"]);
+    let flags = [
+        LOCAL,
+        "--authorization=kubernetes",
+        "--allowed-origins=https://app.example.com",
+    ];
+    let server = Server::start(&cluster, &flags).await;
+    // What a browser asks first; it sends no token with that.
+    let ask = |origin: &'static str| {
+        http()
+            .request(Method::OPTIONS, &server.url)
+            .header("origin", origin)
+            .header("access-control-request-method", "POST")
+            .header("access-control-request-headers", "authorization,x-session-id")
+            .send()
+    };
+    let asked = ask(PAGE).await.unwrap();
+    let said = |answer: &reqwest::Response, name: &str| {
+        answer
+            .headers()
+            .get(name)
+            .map(|value| value.to_str().unwrap().to_owned())
+    };
+    assert!(asked.status().is_success());
+    assert_eq!(said(&asked, "access-control-allow-origin").as_deref(), Some(PAGE));
+    assert!(said(&asked, "access-control-allow-methods").unwrap().contains("POST"));
+    assert_eq!(
+        said(&asked, "access-control-allow-headers").as_deref(),
+        Some("authorization,x-session-id")
+    );
+    assert_eq!(said(&asked, "access-control-allow-credentials"), None);
+    let stranger = ask("https://evil.example").await.unwrap();
+    assert_eq!(stranger.status(), StatusCode::FORBIDDEN);
+    assert_eq!(said(&stranger, "access-control-allow-origin"), None);
+    // Then it lets the page read the answers, also that it has no token.
+    let list = || {
+        http()
+            .post(&server.url)
+            .header("origin", PAGE)
+            .header("accept", "application/json, text/event-stream")
+            .json(&json!({"jsonrpc": "2.0", "id": 1, "method": "tools/list"}))
+    };
+    for (request, expected) in [
+        (list(), StatusCode::UNAUTHORIZED),
+        (list().bearer_auth("tok-alice"), StatusCode::OK),
+    ] {
+        let answer = request.send().await.unwrap();
+        assert_eq!(answer.status(), expected);
+        assert_eq!(said(&answer, "access-control-allow-origin").as_deref(), Some(PAGE));
     }
 }

@@ -289,7 +289,15 @@ impl Allocator {
         gate.check().await.map_err(|closed| {
             tracing::warn!(reason = closed.reason(), "Refused to make a sandbox: {closed}");
             Failure::GateClosed(closed)
-        })
+        })?;
+        let Some(open) = self.cache.read(|store| store.open_network().cloned()) else {
+            return Ok(());
+        };
+        tracing::warn!(pod = %open.name, "Refused to make a sandbox: the network of another is open");
+        Err(Failure::EgressNotEnforced(format!(
+            "sandbox {} can reach the API server directly, and another could, too",
+            open.name
+        )))
     }
 
     /// Room for one more session. Replicas do not ask each other: together they may exceed the limit by the calls that

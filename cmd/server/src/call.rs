@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use cli_mcp_api::labels;
 use cli_mcp_sandbox::token::HmacKey;
 use cli_mcp_sandbox::wire::{self, ExecResult};
 use http::StatusCode;
@@ -15,7 +16,7 @@ use crate::agent::dial::DialError;
 use crate::agent::{AgentClient, AgentError, Flight, OutputSink};
 use crate::allocation::{Allocated, Allocator, OTHER_DECIDES, TakenOver};
 use crate::backoff::Backoff;
-use crate::cluster::{Cluster, EGRESS_ANNOTATION, EGRESS_NOT_ENFORCED};
+use crate::cluster::Cluster;
 use crate::failure::Failure;
 use crate::session::SessionId;
 use crate::store::cache::SandboxCache;
@@ -317,7 +318,7 @@ impl Runner {
         if message.contains(wire::EGRESS_NOT_ENFORCED) {
             // What is only not proven yet says nothing of the cluster's network.
             if message.contains(wire::EGRESS_OPEN) {
-                let told = BTreeMap::from([(EGRESS_ANNOTATION, EGRESS_NOT_ENFORCED.to_owned())]);
+                let told = BTreeMap::from([(labels::EGRESS, labels::EGRESS_NOT_ENFORCED.to_owned())]);
                 if let Err(error) = self.cluster.annotate(sandbox, &told).await {
                     tracing::warn!(pod = %sandbox.name, %error, "Failed to tell the operator that egress is not enforced");
                 }

@@ -19,12 +19,6 @@ use crate::session::SessionId;
 use crate::store::cache::SandboxCache;
 use crate::store::{ENDED_ANNOTATION, REPLACES_ANNOTATION, Sandbox};
 
-/// Annotation with which the server tells the operator that a sandbox found its network open.
-pub const EGRESS_ANNOTATION: &str = "cli-mcp.redhat.com/egress";
-
-/// Value of [`EGRESS_ANNOTATION`].
-pub const EGRESS_NOT_ENFORCED: &str = "NotEnforced";
-
 /// No request of the server takes longer; a hanging API server must not hang a call.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(15);
 

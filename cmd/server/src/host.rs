@@ -196,7 +196,6 @@ fn certifies(name: &str, host: &str) -> bool {
 /// What browsers ask before they let a page call, and read what came of it (the Fetch standard,
 /// <https://fetch.spec.whatwg.org/#http-cors-protocol>). Behind [`HostPolicy::check`], which lets no other page's requests so far;
 /// before the guard, as what browsers ask bears no token.
-#[must_use]
 pub fn cors() -> CorsLayer {
     CorsLayer::new()
         .allow_origin(AllowOrigin::mirror_request())

@@ -176,6 +176,12 @@ impl SandboxStore {
             .count()
     }
 
+    /// A sandbox that shows an open network: where one is not held back, none is.
+    #[must_use]
+    pub fn open_network(&self) -> Option<&Arc<Sandbox>> {
+        self.by_name.values().find(|sandbox| sandbox.shows_open())
+    }
+
     /// UIDs of all sandboxes.
     #[must_use]
     pub fn uids(&self) -> HashSet<String> {

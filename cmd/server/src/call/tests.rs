@@ -218,7 +218,10 @@ async fn a_sandbox_that_stays_unavailable_is_reported_and_an_open_network_to_the
     let open = given_up("EgressNotEnforced: a direct connection to 10.96.0.1:443 succeeded").await;
     assert!(matches!(open, Failure::EgressNotEnforced(_)));
     let told = replica.api.requests("PATCH");
-    assert!(told.len() == 1 && told[0].contains(EGRESS_NOT_ENFORCED), "{told:?}");
+    assert!(
+        told.len() == 1 && told[0].contains(labels::EGRESS_NOT_ENFORCED),
+        "{told:?}"
+    );
 }
 
 #[test]

@@ -52,6 +52,8 @@ pub struct Sandbox {
     pub phase: Phase,
     /// Whether the kubelet found it ready.
     pub ready: bool,
+    /// Whether a server found its network open. The mark stays: of one that is ready it says nothing.
+    pub egress_open: bool,
     /// Whether its end was asked for by a client or by the server itself.
     pub ended: bool,
     /// Why the session lost its earlier sandbox, until its client was told.
@@ -102,6 +104,7 @@ impl Sandbox {
             address: status.pod_ip.as_deref().and_then(|ip| ip.parse().ok()),
             phase: phase(metadata.deletion_timestamp.as_ref().map(|time| time.0), &status),
             ready: condition(&status, "Ready"),
+            egress_open: annotation(labels::EGRESS).is_some_and(|value| value == labels::EGRESS_NOT_ENFORCED),
             ended: annotation(ENDED_ANNOTATION).is_some(),
             replaces: annotation(REPLACES_ANNOTATION),
             last_activity: annotation(labels::LAST_ACTIVITY).and_then(|at| at.parse().ok()),
@@ -115,6 +118,12 @@ impl Sandbox {
     #[must_use]
     pub fn usable(&self) -> bool {
         !self.ended && matches!(self.phase, Phase::Starting(_) | Phase::Running)
+    }
+
+    /// Whether it runs and shows that the cluster's network does not hold it back.
+    #[must_use]
+    pub fn shows_open(&self) -> bool {
+        self.egress_open && !self.ready && self.phase == Phase::Running
     }
 
     /// Whether the store has another state of this sandbox by now, or none.

@@ -51,6 +51,39 @@ async fn an_open_network_is_an_error_that_names_the_remedy_and_tells_the_operato
 }
 
 #[tokio::test]
+async fn while_one_sandbox_shows_an_open_network_no_other_is_made_or_claimed() {
+    let cluster = Cluster::start().await;
+    in_place(&cluster);
+    cluster.kubelet(Kubelet::StartsOpen);
+    let mut server = Server::start(&cluster, &PROXY).await;
+    refusal(&bash(&server.client("s1").await, "echo").await);
+    let open = cluster.pod_of("s1");
+    assert_eq!(server.audit().await["outcome"], "egress_not_enforced");
+    cluster.kubelet(Kubelet::Starts);
+    let hash = cluster.pod(&open)["metadata"]["annotations"]["cli-mcp.redhat.com/spec-hash"].clone();
+    fill_pool(&cluster, hash.as_str().unwrap(), 1);
+    server.knows("cli_mcp_server_pool_ready 1\n").await;
+    let other = server.client("s2").await;
+    let text = refusal(&bash(&other, "echo").await);
+    assert!(text.starts_with("EgressNotEnforced") && text.contains(&open), "{text}");
+    assert_eq!(server.audit().await["outcome"], "egress_not_enforced");
+    assert!(cluster.pods_of("s2").is_empty() && cluster.ran_anywhere().is_empty());
+    // Its mark stays; that it is ready says that the network was closed since.
+    let mut closed = cluster.pod(&open);
+    closed["status"]["conditions"] = json!([{"type": "Ready", "status": "True"}]);
+    cluster.put("pods", closed);
+    let served = async || loop {
+        let result = bash(&other, "echo x").await;
+        if result.is_error != Some(true) {
+            return structured(&result);
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    };
+    let served = tokio::time::timeout(Duration::from_secs(30), served()).await;
+    assert_eq!(served.expect("it stays closed")["stdout"], "x\n");
+}
+
+#[tokio::test]
 async fn a_gate_that_closes_while_an_earlier_sandbox_goes_lets_no_other_be_made() {
     let cluster = Cluster::start().await;
     in_place(&cluster);

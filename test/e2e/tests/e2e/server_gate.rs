@@ -328,6 +328,16 @@ async fn the_gate_closes_with_each_precondition_and_opens_when_it_is_mended() ->
         Ok(())
     })
     .await?;
+    // Where one sandbox is not held back, no other is made or claimed.
+    let other = server.endpoint.connect("also-open").await?.bash("echo ran").await?;
+    ensure!(
+        other.exit_code.is_none()
+            && other.text.contains("EgressNotEnforced")
+            && other.text.contains("another could, too"),
+        "{other:?}"
+    );
+    let made = pods("cli-mcp.redhat.com/session-id=also-open")?;
+    ensure!(made.is_empty(), "a sandbox was made or claimed: {made:?}");
     kubectl::ok(&["-n", NAMESPACE, "delete", "networkpolicy", "open"])?;
     opens_again(&server, "open").await?;
 

@@ -357,8 +357,11 @@ impl Cluster {
         }
         let agent = Agent::start(&ip, pod, kubelet == Kubelet::StartsOpen, self.assigned.clone()).await;
         self.lock().agents.insert(name.to_owned(), agent);
-        if kubelet != Kubelet::StartsDeaf {
-            self.update_status(name, status("Running", "True"));
+        match kubelet {
+            Kubelet::StartsDeaf => {}
+            // Its readiness probe asks the agent.
+            Kubelet::StartsOpen => self.update_status(name, status("Running", "False")),
+            _ => self.update_status(name, status("Running", "True")),
         }
     }
 }

@@ -182,11 +182,13 @@ test-cluster: dev-cluster images ## Prove that the development cluster enforces 
 	TEST_IMAGE=$(IMAGE_PREFIX)agent:$(IMAGE_TAG) test/cluster/enforcement
 	test/cluster/lifecycle
 
-.PHONY: test-e2e
-test-e2e: cluster-ready images ## Run the end-to-end tests on the cluster
+.PHONY: test-e2e test-races
+test-races: ## Run the races of two replicas in full: 50 sessions at once over a pool of 10
+	E2E_SESSIONS=50 E2E_POOL=10 $(MAKE) test-e2e E2E_FILTER=server_replicas
+test-e2e: cluster-ready images ## Run the end-to-end tests on the cluster; E2E_FILTER=server_gate chooses
 	@$(IN_CLUSTER) IMAGE_PREFIX=$(IMAGE_PREFIX) TAG=$(IMAGE_TAG) hack/deploy.sh
 	$(IN_CLUSTER) E2E_CLUSTER=$(CLUSTER) E2E_IMAGE_PREFIX=$(IMAGE_PREFIX) E2E_TAG=$(IMAGE_TAG) E2E_BIN_DIR=$(abspath $(BIN_DIR)) \
-	  $(CARGO) test --locked --workspace --test on-cluster -- --test-threads=4
+	  $(CARGO) test --locked --workspace --test on-cluster -- --test-threads=4 $(E2E_FILTER)
 
 .PHONY: test-attack
 test-attack: cluster-ready images ## Attack the product from inside its sandboxes, on the cluster

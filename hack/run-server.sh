@@ -8,8 +8,8 @@ namespace=${NAMESPACE:-default}
 image=${SANDBOX_IMAGE:?image of the sandbox}
 secret=${KUBECONFIG_SECRET:-cli-mcp-local-kubeconfig}
 address=${ADDRESS:-localhost:8080}
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
+# Sandboxes outlive a run, and take commands from a server with the same key only.
+key=${HMAC_KEY_FILE:-${XDG_STATE_HOME:-$HOME/.local/state}/cli-mcp-operator/hmac-key}
 
 if ! kubectl -n "$namespace" get secret "$secret" >/dev/null; then
     cat >&2 <<TEXT
@@ -25,7 +25,14 @@ kind: ServiceAccount
 metadata: {name: cli-mcp-local-sandbox, namespace: $namespace}
 automountServiceAccountToken: false
 YAML
-(umask 077 && head -c 32 /dev/urandom >"$work/hmac-key")
+if [[ ! -s $key ]]; then
+    mkdir -p "$(dirname "$key")"
+    new=$(umask 077 && mktemp "$key.XXXXXX")
+    head -c 32 /dev/urandom >"$new"
+    # Whole or not at all, and of two runs that begin at once the first one's.
+    mv -n "$new" "$key"
+    rm -f "$new"
+fi
 
 cat <<TEXT
 The server listens on http://$address/mcp. Call it from another terminal:
@@ -35,9 +42,10 @@ The server listens on http://$address/mcp. Call it from another terminal:
     -d '{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"bash","arguments":{"command":"kubectl get pods -A"}}}'
   curl -s -X DELETE http://$address/sessions/local
 
-Ctrl-C ends it; sandboxes stay until their DELETE.
+Ctrl-C ends it; sandboxes stay until their DELETE, also for the next run: the key of their sessions is kept in
+$key
 
 TEXT
-"$server" --transport=http --stateless --address="$address" --namespace="$namespace" --instance-name=local \
-    --sandbox-image="$image" --sandbox-service-account=cli-mcp-local-sandbox --hmac-key-file="$work/hmac-key" \
+exec "$server" --transport=http --stateless --address="$address" --namespace="$namespace" --instance-name=local \
+    --sandbox-image="$image" --sandbox-service-account=cli-mcp-local-sandbox --hmac-key-file="$key" \
     --kubeconfig-secret="$secret"

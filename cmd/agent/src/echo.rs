@@ -5,6 +5,7 @@ use std::borrow::Cow;
 use std::sync::Arc;
 
 use crate::script::{EXIT_TRAP_HEAD, WAIT_TRAP};
+use crate::torn::Torn;
 
 /// Less than this of a text is not taken for one. Bash writes all of it at once.
 const LEAST: usize = EXIT_TRAP_HEAD.len();
@@ -15,6 +16,8 @@ const LEAST: usize = EXIT_TRAP_HEAD.len();
 pub(crate) struct Echo {
     texts: Arc<[Vec<u8>]>,
     held: Vec<u8>,
+    /// What is kept back for another reason.
+    pub(crate) torn: Torn,
 }
 
 impl Echo {
@@ -27,12 +30,17 @@ impl Echo {
         ];
         Self {
             texts: texts.map(String::into_bytes).into(),
-            held: Vec::new(),
+            ..Self::default()
         }
     }
 
     /// What can be told of the stream once this was read.
     pub(crate) fn sift<'a>(&mut self, bytes: &'a [u8]) -> Cow<'a, [u8]> {
+        let told = self.sift_texts(bytes);
+        self.torn.sift(told)
+    }
+
+    fn sift_texts<'a>(&mut self, bytes: &'a [u8]) -> Cow<'a, [u8]> {
         let mut all = Cow::Borrowed(bytes);
         if !self.held.is_empty() {
             self.held.extend_from_slice(bytes);
@@ -53,11 +61,12 @@ impl Echo {
     }
 
     /// What was kept back to the end. `shown`: bash may have shown a text there.
-    pub(crate) fn rest(self, shown: bool) -> Vec<u8> {
-        if shown && self.texts.contains(&self.held) {
-            return Vec::new();
+    pub(crate) fn rest(mut self, shown: bool) -> Vec<u8> {
+        let mut rest = self.torn.release();
+        if !(shown && self.texts.contains(&self.held)) {
+            rest.append(&mut self.held);
         }
-        self.held
+        rest
     }
 }
 

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use cli_mcp_sandbox::wire::EGRESS_NOT_ENFORCED;
+use cli_mcp_sandbox::wire::{EGRESS_NOT_ENFORCED, EGRESS_OPEN};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
@@ -32,14 +32,41 @@ pub struct EgressTargets {
 }
 
 /// What is known of the network.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
+    /// Seen open: this target has taken a direct connection.
+    Open(SocketAddr),
     /// Not proven closed, and why.
-    NotEnforced(String),
+    Unproven(Unproven),
     /// Proven closed at the last check.
     Enforced,
     /// Nobody asked.
     Disabled,
+}
+
+/// Why a network that was not seen open is not proven closed either.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unproven {
+    /// No check has ended yet.
+    Unchecked,
+    /// The control at this address did not connect.
+    ControlFailed(SocketAddr),
+}
+
+impl Verdict {
+    /// Why no command may run.
+    fn reason(&self) -> Option<String> {
+        Some(match self {
+            Self::Open(target) => format!(
+                "{EGRESS_OPEN}{target} succeeded; the likely cause is a network plugin that does not enforce NetworkPolicy"
+            ),
+            Self::Unproven(Unproven::Unchecked) => format!("{EGRESS_NOT_ENFORCED}: the check has not finished"),
+            Self::Unproven(Unproven::ControlFailed(control)) => format!(
+                "{EGRESS_NOT_ENFORCED}: no connection to the proxy at {control}, so that silence of the network proves nothing"
+            ),
+            Self::Enforced | Self::Disabled => return None,
+        })
+    }
 }
 
 /// The current verdict, shared with the endpoints.
@@ -62,7 +89,7 @@ impl Egress {
     /// A check that has not finished: closed to commands until it has.
     #[must_use]
     pub fn required() -> Self {
-        Self::new(Verdict::NotEnforced("the check has not finished".to_owned()))
+        Self::new(Verdict::Unproven(Unproven::Unchecked))
     }
 
     /// Whether no check is made.
@@ -74,10 +101,11 @@ impl Egress {
     /// The error text while the network is not proven closed.
     #[must_use]
     pub fn refusal(&self) -> Option<String> {
-        match &*self.lock() {
-            Verdict::NotEnforced(reason) => Some(format!("{EGRESS_NOT_ENFORCED}: {reason}")),
-            Verdict::Enforced | Verdict::Disabled => None,
-        }
+        self.lock().reason()
+    }
+
+    fn verdict(&self) -> Verdict {
+        *self.lock()
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Verdict> {
@@ -87,10 +115,9 @@ impl Egress {
     fn set(&self, verdict: Verdict) {
         let mut current = self.lock();
         if *current != verdict {
-            match &verdict {
-                Verdict::NotEnforced(reason) => tracing::warn!(reason, "Egress is not proven closed"),
-                Verdict::Enforced => tracing::info!("Egress is proven closed"),
-                Verdict::Disabled => {}
+            match verdict.reason() {
+                Some(reason) => tracing::warn!(reason, "Egress is not proven closed"),
+                None => tracing::info!("Egress is proven closed"),
             }
             *current = verdict;
         }
@@ -108,19 +135,14 @@ enum Observation {
     ControlFailed,
 }
 
-/// What an observation makes of the verdict: an open network always counts; a failed control takes no proof away.
-fn judge(current: &Verdict, observation: Observation, targets: EgressTargets) -> Verdict {
+/// What an observation makes of the verdict: an open network always counts, and until it is proven closed; a failed control
+/// takes no proof away.
+fn judge(current: Verdict, observation: Observation, targets: EgressTargets) -> Verdict {
     match observation {
-        Observation::Connected => Verdict::NotEnforced(format!(
-            "a direct connection to {} succeeded; the likely cause is a network plugin that does not enforce NetworkPolicy",
-            targets.target
-        )),
+        Observation::Connected => Verdict::Open(targets.target),
         Observation::Closed => Verdict::Enforced,
-        Observation::ControlFailed if *current == Verdict::Enforced => Verdict::Enforced,
-        Observation::ControlFailed => Verdict::NotEnforced(format!(
-            "no connection to the proxy at {}, so that silence of the network proves nothing",
-            targets.control
-        )),
+        Observation::ControlFailed if !matches!(current, Verdict::Unproven(_)) => current,
+        Observation::ControlFailed => Verdict::Unproven(Unproven::ControlFailed(targets.control)),
     }
 }
 
@@ -144,7 +166,7 @@ async fn check(egress: &Egress, targets: EgressTargets) {
     let control_answered = matches!(control, Ok(Ok(_)));
     drop(control);
     // After an open network only the whole wait is proof of the contrary.
-    let was_open = matches!(&*egress.lock(), Verdict::NotEnforced(reason) if reason.contains("succeeded"));
+    let was_open = matches!(egress.verdict(), Verdict::Open(_));
     let silence = if was_open {
         LATE_WAIT
     } else {
@@ -157,12 +179,12 @@ async fn check(egress: &Egress, targets: EgressTargets) {
         _ => Observation::ControlFailed,
     };
     let observation = observe(&first);
-    let verdict = judge(&egress.lock().clone(), observation, targets);
+    let verdict = judge(egress.verdict(), observation, targets);
     egress.set(verdict);
     if first.is_err() {
         let late = timeout(LATE_WAIT, &mut probe).await;
         if observe(&late) == Observation::Connected {
-            let verdict = judge(&egress.lock().clone(), Observation::Connected, targets);
+            let verdict = judge(egress.verdict(), Observation::Connected, targets);
             egress.set(verdict);
         }
         probe.abort();
@@ -171,7 +193,6 @@ async fn check(egress: &Egress, targets: EgressTargets) {
 
 #[cfg(test)]
 mod tests {
-    use cli_mcp_sandbox::wire::EGRESS_OPEN;
     use tokio::net::TcpListener;
 
     use super::*;
@@ -185,17 +206,42 @@ mod tests {
 
     #[test]
     fn only_a_connection_takes_a_proof_away() {
-        let open = judge(&Verdict::Enforced, Observation::Connected, targets());
-        assert!(matches!(&open, Verdict::NotEnforced(reason) if reason.contains("NetworkPolicy")));
+        let open = judge(Verdict::Enforced, Observation::Connected, targets());
+        assert_eq!(open, Verdict::Open(targets().target));
         assert_eq!(
-            judge(&Verdict::Enforced, Observation::ControlFailed, targets()),
+            judge(Verdict::Enforced, Observation::ControlFailed, targets()),
             Verdict::Enforced
         );
-        assert!(matches!(
-            judge(&open, Observation::ControlFailed, targets()),
-            Verdict::NotEnforced(_)
-        ));
-        assert_eq!(judge(&open, Observation::Closed, targets()), Verdict::Enforced);
+        assert_eq!(judge(open, Observation::ControlFailed, targets()), open);
+        let unchecked = Verdict::Unproven(Unproven::Unchecked);
+        assert_eq!(
+            judge(unchecked, Observation::ControlFailed, targets()),
+            Verdict::Unproven(Unproven::ControlFailed(targets().control))
+        );
+        assert_eq!(judge(open, Observation::Closed, targets()), Verdict::Enforced);
+    }
+
+    /// Server and operator read these texts.
+    #[test]
+    fn what_is_told_of_each_verdict_is_as_the_contract_has_it() {
+        let told = |verdict: Verdict| Egress::new(verdict).refusal();
+        assert_eq!(
+            told(Verdict::Open(targets().target)).as_deref(),
+            Some(
+                "EgressNotEnforced: a direct connection to 127.0.0.1:1 succeeded; the likely cause is a network plugin that does not enforce NetworkPolicy"
+            )
+        );
+        assert_eq!(
+            told(Verdict::Unproven(Unproven::ControlFailed(targets().control))).as_deref(),
+            Some(
+                "EgressNotEnforced: no connection to the proxy at 127.0.0.1:2, so that silence of the network proves nothing"
+            )
+        );
+        assert_eq!(
+            Egress::required().refusal().as_deref(),
+            Some("EgressNotEnforced: the check has not finished")
+        );
+        assert_eq!((told(Verdict::Enforced), told(Verdict::Disabled)), (None, None));
     }
 
     #[tokio::test]
@@ -230,7 +276,7 @@ mod tests {
             },
         )
         .await;
-        assert!(egress.refusal().unwrap().starts_with(EGRESS_OPEN));
+        assert!(matches!(egress.verdict(), Verdict::Open(_)));
     }
 
     /// A listener with its queue full answers nobody, until one is taken out.
@@ -254,16 +300,15 @@ mod tests {
             target.accept().await.unwrap()
         };
         let (_accepted, ()) = tokio::join!(opened, check(&egress, targets));
-        assert!(egress.refusal().unwrap().contains("succeeded"));
+        assert_eq!(egress.verdict(), Verdict::Open(address));
         drop(filling);
     }
 
     #[tokio::test]
     async fn without_a_control_nothing_is_proven() {
         let egress = Egress::required();
-        let unproven = |egress: &Egress| egress.refusal().filter(|text| !text.starts_with(EGRESS_OPEN));
-        assert!(unproven(&egress).is_some());
         check(&egress, targets()).await;
-        assert!(unproven(&egress).unwrap().contains("proves nothing"));
+        let expected = Unproven::ControlFailed(targets().control);
+        assert_eq!(egress.verdict(), Verdict::Unproven(expected));
     }
 }

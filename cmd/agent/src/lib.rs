@@ -42,4 +42,5 @@ pub mod stream;
 // The few calls that only the kernel's interface offers: descriptors by number, pre-exec hooks, FIONREAD, mallopt.
 #[allow(unsafe_code)]
 pub mod sys;
+mod torn;
 mod trap_table;

@@ -20,6 +20,9 @@ pub enum Refusal {
     /// No shell can be had: 503.
     #[error("the shell cannot be started: {0}; retry, or free memory and processes of the sandbox")]
     NoShell(String),
+    /// The network is not proven closed, or no longer: 503.
+    #[error("{0}")]
+    EgressNotEnforced(String),
     /// The agent is going away: 503.
     #[error("the sandbox is shutting down")]
     ShuttingDown,

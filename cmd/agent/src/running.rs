@@ -136,6 +136,11 @@ impl Running<'_> {
                 () = sleep_until(look_at) => {
                     silence = (silence * 2).min(MAX_SILENCE);
                     look_at = Instant::now() + silence;
+                    if echo.torn.holds() && !shell.is_torn() {
+                        let told = echo.torn.release();
+                        stderr.push(&told);
+                        sink.push(OutputStream::Stderr, &told);
+                    }
                     if !shell.at_prompt() {
                         continue;
                     }

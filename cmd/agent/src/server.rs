@@ -109,7 +109,7 @@ async fn run(settings: Settings, origin: Origin) -> anyhow::Result<()> {
         digest(&settings.session_digest)?,
         digest(&settings.assign_digest)?,
         queue.clone(),
-        egress,
+        egress.clone(),
         metrics.clone(),
         shell_alive.clone(),
     );
@@ -122,6 +122,7 @@ async fn run(settings: Settings, origin: Origin) -> anyhow::Result<()> {
         crowd,
         output_limit: settings.output_limit,
         workspace: settings.home.clone(),
+        egress,
     };
     let session = Session::new(session_settings, queue.clone(), reaper, metrics, shell_alive);
     let session = tokio::spawn(session.run(shutdown.clone()));

@@ -21,6 +21,7 @@ use crate::reaper::{Exit, ExitCode, Reaper};
 use crate::script::{self, Before, Channel, Dialect, Hazards, Nonce, Status};
 use crate::snapshot::{self, PRINT_STATE, Snapshot};
 use crate::sys::{self, BashSpawn};
+use crate::torn::STANDARD_DESCRIPTORS;
 use crate::trap_table::TrapTable;
 
 /// No terminal, no start-up files, no history expansion; interactive, so that SIGINT ends a list and not the shell.
@@ -273,6 +274,7 @@ impl Shell {
             stash: *status.stash,
             aliases: status.aliases,
             traces: status.traces.unwrap_or(self.before.traces),
+            no_room: false,
         };
         self.hazards.time_unusable |= status.time_unusable;
     }
@@ -303,6 +305,13 @@ impl Shell {
     pub fn reads_own_lines(&self) -> bool {
         let input = processes::descriptor(self.pid, 0);
         input.is_some() && input == self.control_link
+    }
+
+    /// Whether it can no longer put the standard descriptors back after a command.
+    #[must_use]
+    pub fn is_torn(&self) -> bool {
+        let limit = sys::resource_limit(self.pid, sys::OPEN_DESCRIPTORS);
+        limit.is_some_and(|(_, soft, _)| soft < STANDARD_DESCRIPTORS)
     }
 
     /// Looks where the idle shell has room for what it saves during a call, and puts right what the last command has done to

@@ -143,10 +143,7 @@ pub async fn operate(invocation: Invocation) -> Result<(), OperateError> {
     if let Some((address, security)) = security {
         let socket = bind("metrics-bind-address", address).await?;
         let serving = metrics::serve(socket, security, registry, plain.clone(), listeners_stop.clone());
-        listeners.spawn(async move {
-            serving.await;
-            Ok(())
-        });
+        listeners.spawn(serving);
     }
 
     let stop = stop.child_token();

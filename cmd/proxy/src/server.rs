@@ -129,7 +129,7 @@ impl Proxy {
     ///
     /// # Errors
     ///
-    /// When the probes cannot be served, or the files are followed no more.
+    /// When a fault has ended the probes' listener, or the files are followed no more.
     pub async fn run(self, shutdown: CancellationToken) -> io::Result<()> {
         let Self {
             listener,
@@ -165,7 +165,7 @@ impl Proxy {
         }
         reloads.abort();
         over.cancel();
-        probes.await.map_err(io::Error::other)??;
+        probes.await.map_err(io::Error::other)?;
         end
     }
 }

@@ -334,15 +334,16 @@ impl Allocator {
         let mut lost = 0;
         while let Some(held) = candidate {
             let started = Instant::now();
-            match self
+            let stage = self.telemetry.begin(Stage::Claim);
+            let claim = self
                 .cluster
                 .claim(held.sandbox(), session, replaces)
-                .instrument(info_span!("claim", pod = %held.sandbox().name))
-                .await
-            {
+                .instrument(info_span!("claim", pod = %held.sandbox().name));
+            let claimed = claim.await;
+            drop(stage);
+            match claimed {
                 Ok(claimed) => {
                     drop(held);
-                    self.telemetry.stage(Stage::Claim, started.elapsed());
                     self.telemetry.claim(Claim::Pool);
                     return self.settle(claimed, session, started, deadline).await;
                 }
@@ -363,10 +364,12 @@ impl Allocator {
             candidate = (lost < LOST_CLAIMS).then(|| self.candidates.hold(session)).flatten();
         }
         let started = Instant::now();
+        let stage = self.telemetry.begin(Stage::Create);
         let create = self.cluster.create(session, replaces).instrument(info_span!("create"));
-        match create.await {
+        let created = create.await;
+        drop(stage);
+        match created {
             Ok(created) => {
-                self.telemetry.stage(Stage::Create, started.elapsed());
                 self.telemetry.claim(Claim::Created);
                 self.settle(created, session, started, deadline).await
             }

@@ -107,13 +107,14 @@ impl Runner {
     ) -> Result<ExecResult, Failure> {
         let deadline = Instant::now() + START_LIMIT;
         loop {
-            let started = Instant::now();
+            let stage = self.telemetry.begin(Stage::Lookup);
             let lookup = self
                 .allocator
                 .allocate(session, deadline)
                 .instrument(info_span!("lookup"));
-            let allocated = lookup.await?;
-            self.telemetry.stage(Stage::Lookup, started.elapsed());
+            let allocated = lookup.await;
+            drop(stage);
+            let allocated = allocated?;
             if allocated.fresh {
                 self.activity.made(&allocated.sandbox);
             }
@@ -167,7 +168,7 @@ impl Runner {
         deadline: Instant,
         trail: &mut Trail,
     ) -> Result<Attempt, Failure> {
-        let began = Instant::now();
+        let mut stages = AttemptStages::new(&self.telemetry, flight);
         let token = self.key.session_token(session.as_str());
         let mut backoff = Backoff::default();
         // A pod that starts slowly has as long for what comes after its start.
@@ -181,18 +182,14 @@ impl Runner {
                 Err(gone) => return Ok(Attempt::Gone(gone)),
             };
             trail.sandbox = Some(sandbox.clone());
-            let sent = Instant::now();
+            stages.send();
             let exec = self
                 .agent
                 .exec(&sandbox, &token, flight, output.as_deref_mut())
                 .instrument(info_span!("exec", otel.kind = "client", pod = %sandbox.name));
             let outcome = self.watch_over(&sandbox, flight, exec).await?;
             let retry = match outcome {
-                Ok(result) => {
-                    self.telemetry.stage(Stage::Ready, sent.duration_since(began));
-                    self.telemetry.stage(Stage::Exec, sent.elapsed());
-                    return Ok(Attempt::Done(result));
-                }
+                Ok(result) => return Ok(Attempt::Done(result)),
                 Err(AgentError::Lost(reason)) => return Err(self.fate(&sandbox, reason).await),
                 Err(AgentError::NotReached(error)) => error.to_string(),
                 Err(AgentError::Refused {
@@ -329,6 +326,42 @@ impl Runner {
             return self.allocator.take_over(sandbox, session).await;
         }
         Err(Failure::NotReady(message.to_owned()))
+    }
+}
+
+/// Counts the stages of an attempt when it is over: a sandbox that does not take its command is waited for until then.
+struct AttemptStages<'a> {
+    telemetry: &'a Telemetry,
+    flight: &'a Flight,
+    began: Instant,
+    sent: Instant,
+}
+
+impl<'a> AttemptStages<'a> {
+    fn new(telemetry: &'a Telemetry, flight: &'a Flight) -> Self {
+        let began = Instant::now();
+        Self {
+            telemetry,
+            flight,
+            began,
+            sent: began,
+        }
+    }
+
+    /// The command is sent, maybe not for the first time.
+    fn send(&mut self) {
+        self.sent = Instant::now();
+    }
+}
+
+impl Drop for AttemptStages<'_> {
+    fn drop(&mut self) {
+        if self.flight.may_have_started() {
+            self.telemetry.stage(Stage::Ready, self.sent.duration_since(self.began));
+            self.telemetry.stage(Stage::Exec, self.sent.elapsed());
+        } else {
+            self.telemetry.stage(Stage::Ready, self.began.elapsed());
+        }
     }
 }
 

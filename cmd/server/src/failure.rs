@@ -68,9 +68,12 @@ pub enum Failure {
         "The sandbox died while the command was running ({0}). It may have run wholly or in part; files, variables and jobs of the session are gone. The next call gets a new sandbox."
     )]
     Died(String),
-    /// The client cancelled.
-    #[error("Cancelled: the command was stopped.")]
+    /// The client cancelled a command that may have started.
+    #[error("Cancelled: the command was stopped. It may have run in part: look at its effects before you repeat it.")]
     Cancelled,
+    /// The client cancelled while the command had not been sent.
+    #[error("Cancelled before the sandbox took the command. The command was not run.")]
+    CancelledUnsent,
     /// The server is going down.
     #[error("The server is shutting down: retry, another replica answers. The command was not run.")]
     ShuttingDown,
@@ -98,7 +101,7 @@ impl Failure {
             Self::Cluster(_) => "cluster_error",
             Self::Lost(_) => "lost",
             Self::Died(_) => "sandbox_died",
-            Self::Cancelled => "cancelled",
+            Self::Cancelled | Self::CancelledUnsent => "cancelled",
             Self::ShuttingDown | Self::Stopped => "shutting_down",
         }
     }

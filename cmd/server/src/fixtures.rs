@@ -104,6 +104,7 @@ pub(crate) struct Replica {
     pub(crate) cluster: Cluster,
     pub(crate) key: HmacKey,
     pub(crate) telemetry: Telemetry,
+    registry: Registry,
 }
 
 impl Replica {
@@ -140,9 +141,11 @@ impl Replica {
             listen: None,
         };
         let key = HmacKey::new(&[7; 32]).unwrap();
+        let mut registry = Registry::default();
         Self {
             cluster: Cluster::new(api.client.clone(), cache.clone(), template, None, key.clone()),
-            telemetry: Telemetry::register(&mut Registry::default(), cache.clone()),
+            telemetry: Telemetry::register(&mut registry, cache.clone()),
+            registry,
             api,
             cache,
             key,
@@ -154,6 +157,13 @@ impl Replica {
         self.cache.apply(&Event::Apply(pod.clone()));
         let name = pod.metadata.name.as_deref().unwrap();
         self.cache.read(|store| store.get(name).cloned()).unwrap()
+    }
+
+    /// Its `/metrics`.
+    pub(crate) fn metrics(&self) -> String {
+        let mut text = String::new();
+        prometheus_client::encoding::text::encode(&mut text, &self.registry).unwrap();
+        text
     }
 
     /// A client of agents that listen on this port.

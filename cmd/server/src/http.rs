@@ -3,11 +3,10 @@
 
 use std::convert::Infallible;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use axum::body::{Body, Bytes};
-use axum::extract::rejection::PathRejection;
-use axum::extract::{Path, Request, State};
+use axum::extract::{Request, State};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{delete, get};
@@ -18,17 +17,17 @@ use cli_mcp_serving::listener::Cut;
 use cli_mcp_serving::metrics::{self, SharedRegistry};
 use cli_mcp_serving::probes::{self, Health};
 use http::request::Parts;
-use http::{Extensions, HeaderValue, Method, StatusCode, header};
+use http::{HeaderValue, Method, StatusCode, header};
 use hyper::body::Body as _;
 use rmcp::transport::streamable_http_server::session::never::NeverSessionManager;
 use rmcp::transport::streamable_http_server::{StreamableHttpServerConfig, StreamableHttpService};
 use tokio_util::sync::CancellationToken;
 
 use crate::allocation::Allocator;
-use crate::audit::{Audit, Identity, Record};
+use crate::audit::Audit;
 use crate::budget::Budget;
 use crate::cancellation::{self, CallKey, Canceller};
-use crate::failure::Failure;
+use crate::ending::Ending;
 use crate::host::{self, HostPolicy};
 use crate::session::{SESSION_HEADER, SessionId};
 use crate::tool::BashServer;
@@ -73,6 +72,7 @@ pub fn router<H: Health, R: Review>(surface: Surface<H>, guard: Option<Guard<R>>
         // Host and Origin are checked for every path, below.
         .disable_allowed_hosts()
         .with_max_request_body_bytes(MAX_BODY_BYTES);
+    let ending = Ending::new(allocator, audit, server.running());
     let mcp = StreamableHttpService::new(
         move || Ok(server.clone()),
         Arc::new(NeverSessionManager::default()),
@@ -84,7 +84,7 @@ pub fn router<H: Health, R: Review>(surface: Surface<H>, guard: Option<Guard<R>>
             (canceller, Budget::default()),
             whole_body,
         ))
-        .route("/sessions/{id}", delete(end_session).with_state((allocator, audit)))
+        .route("/sessions/{id}", delete(Ending::handle).with_state(ending))
         .route(
             "/metrics",
             get(move || std::future::ready(metrics::response(&registry))),
@@ -119,38 +119,6 @@ pub(crate) fn error_response(status: StatusCode, text: &str) -> Response {
         serde_json::json!({"error": text}).to_string(),
     )
         .into_response()
-}
-
-/// `DELETE /sessions/{id}`: 204 whether or not there was something to delete.
-async fn end_session(
-    State((allocator, audit)): State<(Arc<Allocator>, Audit)>,
-    path: Result<Path<String>, PathRejection>,
-    extensions: Extensions,
-) -> Response {
-    let began = Instant::now();
-    // What cannot be read is no session id either.
-    let id = path.map(|Path(id)| id).unwrap_or_default();
-    let session: SessionId = match id.parse() {
-        Ok(session) => session,
-        Err(error) => return error_response(StatusCode::BAD_REQUEST, &format!("{error}")),
-    };
-    let mut record = Record::end(Identity::of(&extensions), &session);
-    let ended = allocator.end(&session).await;
-    match &ended {
-        Ok(()) => record.ended(),
-        Err(error) => record.failed(&Failure::Cluster(error.to_string())),
-    }
-    audit.write(record, began.elapsed());
-    match ended {
-        Ok(()) => StatusCode::NO_CONTENT.into_response(),
-        Err(error) => {
-            tracing::warn!(%session, %error, "Failed to end a session");
-            error_response(
-                StatusCode::SERVICE_UNAVAILABLE,
-                &format!("the session's sandbox was not deleted: {error}; retry"),
-            )
-        }
-    }
 }
 
 /// Takes a body whole before anything works on it, so that a slow client costs a connection and nothing else.

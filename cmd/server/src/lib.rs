@@ -11,6 +11,7 @@ pub mod call;
 pub mod cancellation;
 pub mod cluster;
 pub mod config;
+mod ending;
 pub mod failure;
 #[cfg(test)]
 mod fixtures;

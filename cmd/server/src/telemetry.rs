@@ -11,10 +11,11 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
+use tokio::time::Instant;
 
 use crate::store::cache::SandboxCache;
 
-/// Parts of a call.
+/// Parts of a call. The time of each is counted however it ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, EncodeLabelValue)]
 pub enum Stage {
     /// Finding the session's sandbox, claims and creates included.
@@ -23,9 +24,9 @@ pub enum Stage {
     Claim,
     /// Creating a pod.
     Create,
-    /// Waiting for the sandbox to take a command.
+    /// Waiting for the sandbox to take a command, or until it is given up.
     Ready,
-    /// The agent's work.
+    /// The agent's work on a command that may have started.
     Exec,
 }
 
@@ -97,6 +98,15 @@ impl Telemetry {
         self.calls.get_or_create(&OutcomeLabels { outcome }).inc();
     }
 
+    /// A stage begins.
+    pub fn begin(&self, stage: Stage) -> StageTimer<'_> {
+        StageTimer {
+            telemetry: self,
+            stage,
+            began: Instant::now(),
+        }
+    }
+
     /// Counts the time of a stage.
     pub fn stage(&self, stage: Stage, took: Duration) {
         self.stages
@@ -107,6 +117,20 @@ impl Telemetry {
     /// Counts how a sandbox was got.
     pub fn claim(&self, result: Claim) {
         self.claims.get_or_create(&ClaimLabels { result }).inc();
+    }
+}
+
+/// Counts the time of its stage when it is dropped: what fails, or is given up, took its time too.
+#[must_use]
+pub struct StageTimer<'a> {
+    telemetry: &'a Telemetry,
+    stage: Stage,
+    began: Instant,
+}
+
+impl Drop for StageTimer<'_> {
+    fn drop(&mut self) {
+        self.telemetry.stage(self.stage, self.began.elapsed());
     }
 }
 

@@ -6,13 +6,14 @@ mod definition;
 mod progress;
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use cli_mcp_sandbox::wire::ExecResult;
 use http::request::Parts;
 use rmcp::model::{
-    CallToolRequestParams, CallToolResponse, CallToolResult, ContentBlock, ErrorData, Implementation, ListToolsResult,
-    PaginatedRequestParams, ServerCapabilities, ServerConfig, Tool,
+    CallToolRequestMethod, CallToolRequestParams, CallToolResponse, CallToolResult, ConstString, ContentBlock,
+    CustomRequest, CustomResult, ErrorCode, ErrorData, Implementation, ListToolsResult, PaginatedRequestParams,
+    ServerCapabilities, ServerConfig, Tool,
 };
 use rmcp::service::RequestContext;
 use rmcp::{RoleServer, ServerHandler};
@@ -47,7 +48,7 @@ struct Inner {
     default_session: Option<SessionId>,
     /// Cancelled when calls must end because the process does.
     stop: CancellationToken,
-    /// Calls in progress; closed when no more are taken.
+    /// Calls and ends of sessions in progress; closed when no more calls are taken.
     running: TaskTracker,
     /// HTTP calls in progress, for clients that cancel one by a request of its own.
     calls: RunningCalls,
@@ -83,6 +84,12 @@ impl BashServer {
     pub async fn finish(&self) {
         self.inner.running.close();
         self.inner.running.wait().await;
+    }
+
+    /// Tracks what [`Self::finish`] waits for: the calls, and what else must be whole before the process ends.
+    #[must_use]
+    pub fn running(&self) -> TaskTracker {
+        self.inner.running.clone()
     }
 
     async fn bash(&self, params: CallToolRequestParams, context: RequestContext<RoleServer>) -> CallToolResult {
@@ -150,8 +157,7 @@ impl BashServer {
         });
         let outcome = tokio::select! {
             outcome = self.inner.runner.run(&session, &flight, progress.as_mut(), &mut trail) => outcome,
-            () = context.ct.cancelled() => Err(Failure::Cancelled),
-            () = cancelled_by_notification(call.as_ref()) => Err(Failure::Cancelled),
+            () = cancelled(context, call.as_ref()) => Err(if flight.may_have_started() { Failure::Cancelled } else { Failure::CancelledUnsent }),
             () = self.inner.stop.cancelled() => Err(if flight.may_have_started() { Failure::Stopped } else { Failure::ShuttingDown }),
         };
         record.trail(&trail);
@@ -187,10 +193,16 @@ fn caller(context: &RequestContext<RoleServer>) -> Identity {
     parts.map(|parts| Identity::of(&parts.extensions)).unwrap_or_default()
 }
 
-async fn cancelled_by_notification(call: Option<&RunningCall>) {
+/// Waits until the client leaves, or cancels the call in one of the two ways.
+async fn cancelled(context: &RequestContext<RoleServer>, call: Option<&RunningCall>) {
     match call {
-        Some(call) => call.cancelled().await,
-        None => std::future::pending().await,
+        Some(call) => {
+            tokio::select! {
+                () = context.ct.cancelled() => {}
+                () = call.cancelled() => {}
+            }
+        }
+        None => context.ct.cancelled().await,
     }
 }
 
@@ -260,5 +272,25 @@ impl ServerHandler for BashServer {
             ));
         }
         Ok(self.bash(request, context).await.into())
+    }
+
+    /// A call that does not fit its schema is an unknown method to the library, which would leave its client without a reason.
+    async fn on_custom_request(
+        &self,
+        request: CustomRequest,
+        context: RequestContext<RoleServer>,
+    ) -> Result<CustomResult, ErrorData> {
+        if request.method != CallToolRequestMethod::VALUE {
+            return Err(ErrorData::new(ErrorCode::METHOD_NOT_FOUND, request.method, None));
+        }
+        let failure = arguments::misfit(request.params.as_ref());
+        let mut record = Record::call(caller(&context));
+        if let Ok(session) = self.session(context.extensions.get::<Parts>(), &context) {
+            record.session(&session);
+        }
+        record.failed(&failure);
+        self.inner.telemetry.call(record.outcome());
+        self.inner.audit.write(record, Duration::ZERO);
+        Err(ErrorData::invalid_params(failure.to_string(), None))
     }
 }

@@ -80,7 +80,7 @@ pub(super) fn refused(status: StatusCode, text: impl Into<String>) -> Refused {
 pub(super) fn refusal(refusal: &Refusal) -> Answer {
     let status = match refusal {
         Refusal::Full => StatusCode::CONFLICT,
-        Refusal::NoShell(_) | Refusal::ShuttingDown => StatusCode::SERVICE_UNAVAILABLE,
+        Refusal::NoShell(_) | Refusal::EgressNotEnforced(_) | Refusal::ShuttingDown => StatusCode::SERVICE_UNAVAILABLE,
     };
     let mut answer = error(status, refusal.to_string());
     answer.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("1"));

@@ -162,9 +162,19 @@ fn put_back(line: &mut Vec<u8>, before: &Before, hazards: &Hazards) {
         0 if hazards.time_unusable => line.extend_from_slice(b"[[ x ]]; "),
         0 => {}
         1 => line.extend_from_slice(b"[[ '' ]] && [[ x ]]; "),
+        code if before.no_room => line.extend_from_slice(set_status_without_child(code, hazards).as_bytes()),
         code => line.extend_from_slice(format!("(\\exit {code}) && [[ x ]]; ").as_bytes()),
     }
 }
+
+/// Sets `$?` where no subshell can: by a function that is gone once it has run.
+fn set_status_without_child(code: u8, hazards: &Hazards) -> String {
+    let (unset, back) = (builtin(hazards, "unset"), builtin(hazards, "return"));
+    format!("{STATUS_SETTER}() {{ {unset} -f {STATUS_SETTER}; {back} {code}; }}; {STATUS_SETTER} && [[ x ]]; ")
+}
+
+/// The name of that function.
+const STATUS_SETTER: &str = "CLI_MCP_R";
 
 /// Begins an assignment that is not tried on a variable which could not be taken away either, and so needs no putting back.
 fn unless_readonly(name: &str) -> String {

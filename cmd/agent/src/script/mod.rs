@@ -27,6 +27,12 @@ impl Nonce {
     pub fn new() -> Self {
         Self(format!("{:016x}", rand::random::<u64>()))
     }
+
+    /// As a status line has it.
+    #[must_use]
+    pub fn text(&self) -> &str {
+        &self.0
+    }
 }
 
 impl Default for Nonce {
@@ -125,6 +131,8 @@ pub struct Before {
     pub aliases: Option<bool>,
     /// The user's `BASH_XTRACEFD`, or 0.
     pub traces: u32,
+    /// The user's own limit leaves the shell no room for a subshell.
+    pub no_room: bool,
 }
 
 /// Quotes text for bash.

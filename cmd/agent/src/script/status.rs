@@ -157,8 +157,9 @@ pub(super) fn report_here(nonce: &Nonce, hazards: &Hazards, asked: Asked, channe
     if asked.with_traces {
         let _ = write!(line, "\\unset -v {TRACES}; ");
     }
+    // Said again where the first may stand on one line with a prompt: one that is readonly cannot be taken away.
     line.push_str(
-        "[[ ${PS0-}${PS1-}${PS2-}${TMOUT-}${PROMPT_COMMAND+x} ]] && { PS0= PS1= PS2= TMOUT=; PROMPT_COMMAND=(); }",
+        "[[ ${PS0-}${PS1-}${PS2-}${TMOUT-}${PROMPT_COMMAND+x} ]] && { time; PS0= PS1= PS2= TMOUT=; PROMPT_COMMAND=(); }",
     );
     line
 }

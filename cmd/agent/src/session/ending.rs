@@ -7,7 +7,7 @@ use super::replace::When;
 use crate::pipes::CallPipes;
 use crate::processes::{self, Roots};
 use crate::reaper::ExitCode;
-use crate::running::End;
+use crate::running::{End, KILLED};
 use crate::scope::Scope;
 use crate::script::Nonce;
 use crate::shell::Shell;
@@ -18,7 +18,26 @@ use crate::trap_table::TrapTable;
 /// What is said of a shell that reads no command.
 pub(super) const COULD_NOT_BEGIN: &str = "could not begin a command";
 
+/// What is said of a shell that has no descriptors left for another command. Its limit is not brought back.
+pub(super) const COULD_NOT_GO_ON: &str =
+    "could not go on under the limit of open descriptors that the last call had set";
+
 impl Session {
+    /// Whether a trap of the user's for the end of the shell may stand in the place of the agent's.
+    pub(super) fn may_trap_the_end(&self, command: &str) -> bool {
+        command.contains("trap") || self.state.as_ref().is_some_and(Snapshot::traps_the_end)
+    }
+
+    /// Whether the agent's EXIT trap may have failed for want of descriptors at the end of this call: then bash said so.
+    pub(super) fn may_have_lacked_last_words(&self, end: &End, command: &str) -> bool {
+        let gone_without = self
+            .shell
+            .as_ref()
+            .is_none_or(|shell| shell.exit.code().is_some() && shell.ending_with().is_none());
+        let had_none = matches!(end, End::Status(_) | End::Shell(KILLED));
+        gone_without && !had_none && !self.may_trap_the_end(command)
+    }
+
     /// Takes the shell of a call back, with what is left to do about the way it ended. False when bash is sure never to
     /// have read the command.
     pub(super) async fn take_back(

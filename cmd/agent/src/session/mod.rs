@@ -5,6 +5,8 @@ mod record;
 mod replace;
 
 use std::collections::HashSet;
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStringExt as _;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,10 +17,12 @@ use nix::sys::signal::Signal;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use self::ending::COULD_NOT_GO_ON;
 use self::replace::When;
 use crate::capture::Capture;
 use crate::crowd::Crowd;
 use crate::echo::Echo;
+use crate::egress::Egress;
 use crate::holder::{Holder, Slot};
 use crate::metrics::Metrics;
 use crate::origin::Origin;
@@ -53,6 +57,8 @@ pub struct SessionSettings {
     pub workspace: PathBuf,
     /// What bounds the number of processes.
     pub crowd: Option<Crowd>,
+    /// Whether the network is proven closed: it may be seen open while a call waits.
+    pub egress: Egress,
 }
 
 /// Owner of the shell.
@@ -194,6 +200,12 @@ impl Session {
             cancel,
             ..
         } = job;
+        if let Some(reason) = self.settings.egress.refusal() {
+            self.queue.finished();
+            // A caller that left needs no answer.
+            let _ = reply.send(Err(Refusal::EgressNotEnforced(reason)));
+            return;
+        }
         let mut sink = Sink::new(lines);
         let finished = match self.run_anew_if_unread(&command, timeout, &cancel, &mut sink).await {
             Ok(finished) => finished,
@@ -272,7 +284,7 @@ impl Session {
     /// How the next command of a shell gets its descriptors.
     fn form(&self, shell: &Shell, command: &str) -> Form {
         let state = self.state.as_ref();
-        let may_have_last_words = command.contains("trap") || state.is_some_and(Snapshot::traps_the_end);
+        let may_have_last_words = self.may_trap_the_end(command);
         let would_be_heard = shell.before.flags.contains('x')
             || state.is_none_or(Snapshot::traps_commands)
             || shell.dialect.negation_exempts && command.contains("ERR");
@@ -311,7 +323,10 @@ impl Session {
         let mut stderr = Capture::new("stderr", self.settings.output_limit, folder);
         let nonce = Nonce::new();
         shell.forget_noise();
+        // Only a status that takes a subshell is worth the look.
+        shell.before.no_room = shell.before.code > 1 && record::has_no_room(shell.pid);
         let form = self.form(&shell, command);
+        let channel = shell.channel.clone();
         let line = script::call(
             &nonce,
             &shell.before,
@@ -323,7 +338,7 @@ impl Session {
                 command: holder.path(Slot::Command),
                 stdout: holder.path(Slot::Stdout),
                 stderr: holder.path(Slot::Stderr),
-                channel: shell.channel.clone(),
+                channel: channel.clone(),
             },
         );
         let offered = pipes.offer(command.as_bytes()).and_then(|()| shell.write(&line));
@@ -353,7 +368,21 @@ impl Session {
             crowd.call_begins();
         }
         let end = running.watch(&mut self.buffer, &mut stdout, &mut stderr, sink).await;
+        let mut torn = None;
+        if !matches!(end, End::Status(_)) {
+            // What a shell has said that could tell its status in no other way may still wait.
+            collect(
+                &mut pipes.stderr,
+                &mut self.buffer,
+                &mut stderr,
+                &mut echo,
+                OutputStream::Stderr,
+                sink,
+            );
+            torn = echo.torn.cut(&nonce, &channel).flatten();
+        }
         let exit_code = match &end {
+            End::Shell(_) if let Some(status) = &torn => status.code,
             End::Status(status) => status.code,
             End::Shell(code) => *code,
             End::Deadline => TIMED_OUT,
@@ -412,10 +441,20 @@ impl Session {
             // A shell that reads no more is found out by the next call.
             let _ = shell.write(shell.channel.cover(&shell.hazards).as_bytes());
         }
+        if torn.is_none() && self.may_have_lacked_last_words(&end, command) {
+            echo.torn.cut(&nonce, &channel);
+        }
         if let Some(code) = self.shell.as_ref().and_then(|shell| shell.exit.code()) {
             // One that was ended while it printed its state has said before how it would end.
             let code = if let End::Shell(code) = end { code } else { code };
-            self.next_reset = Some(self.shell_ended(code, When::InCall));
+            self.next_reset = Some(match torn {
+                Some(status) => {
+                    let directory = PathBuf::from(OsString::from_vec(status.directory));
+                    let directory = directory.is_absolute().then_some(directory);
+                    self.shell_lost(COULD_NOT_GO_ON, When::InCall, directory)
+                }
+                None => self.shell_ended(code, When::InCall),
+            });
         }
         let rest = echo.rest(self.may_show_traps(&end));
         stderr.push(&rest);

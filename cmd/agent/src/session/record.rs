@@ -40,7 +40,7 @@ const SPOILT: [ExitCode; 2] = [134, 139];
 
 /// Whether the user's own limit leaves a bash no room for a subshell: it would try for 15 s, and then wait for its jobs with
 /// the next list. Only what is sure counts; root is above this limit.
-fn has_no_room(bash: i32) -> bool {
+pub(super) fn has_no_room(bash: i32) -> bool {
     let limit = |pid| sys::resource_limit(pid, sys::PROCESSES).map_or(u64::MAX, |(_, soft, _)| soft);
     let lowered = limit(bash) < limit(0);
     lowered && !sys::is_root() && usize::try_from(limit(bash)).is_ok_and(|limit| limit <= processes::table().len())

@@ -53,7 +53,7 @@ fi
 \printf '%s\0' "$CLI_MCP_B" "$CLI_MCP_S" "$PWD"
 [[ ${SECONDS-} ]]
 \printf 'V\0'; \declare -p; \printf '\0'
-IFS=$' \t\n'
+[[ ${IFS@a} == *r* ]] || IFS=$' \t\n'
 \set -f
 [[ $CLI_MCP_I ]] && \printf 'I\0\0'
 \printf 'P\0'; [[ $# != 0 ]] && \printf '%q ' "$@"; \printf '\0'

@@ -120,3 +120,34 @@ fn a_limit_of_descriptors_below_the_shells_own_hides_no_status() {
         );
     }
 }
+
+#[test]
+fn a_limit_below_the_standard_descriptors_shows_nothing_of_the_agents() {
+    let agent = Agent::start();
+    agent.out("K=1");
+    for (limit, told) in [
+        ("ulimit -Sn 0", ""),
+        ("ulimit -Sn 1", ""),
+        ("ulimit -Sn 2; set -x", "++ exit_code\n++ return 3\n"),
+        ("ulimit -Sn 0; : >/dev/null", "bash: /dev/null: Too many open files\n"),
+        ("lower() { ulimit -n 0; }; lower", ""),
+    ] {
+        let command = format!("cd /usr; exit_code() {{ return 3; }}; echo out; echo err >&2; {limit}; exit_code");
+        let result = agent.run(&command);
+        assert_eq!(
+            (result.stdout.as_str(), result.stderr, result.exit_code),
+            ("out\n", format!("err\n{told}"), 3),
+            "{limit}"
+        );
+        let next = agent.run("echo $K $PWD; cd /; (exit 4)");
+        assert_eq!((next.stdout.as_str(), next.exit_code), ("1 /usr\n", 4), "{limit}");
+        let reset = next.session_reset.unwrap();
+        assert!(reset.contains("limit of open descriptors"), "{limit}: {reset}");
+        assert_eq!(agent.run("true").session_reset, None, "{limit}");
+    }
+    for (ended, code) in [("exit 5", 5), ("set -e; false", 1), ("kill -INT $$", 130)] {
+        let result = agent.run(&format!("echo err >&2; ulimit -Sn 2; {ended}"));
+        assert_eq!((result.stderr.as_str(), result.exit_code), ("err\n", code), "{ended}");
+        assert_eq!(agent.out("echo $K"), "1\n", "{ended}");
+    }
+}

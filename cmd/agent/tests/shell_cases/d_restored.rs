@@ -185,6 +185,15 @@ fn the_directory_is_the_kernels_where_the_variable_names_another() {
 }
 
 #[test]
+fn a_separator_that_cannot_be_changed_hides_nothing() {
+    restored(
+        "X=1; readonly IFS; f() { echo F; }; alias q='echo Q'",
+        "echo $X; f; q; Y=2",
+        "1\nF\nQ\n",
+    );
+}
+
+#[test]
 fn bytes_that_are_no_text_are_restored() {
     restored(
         "mkdir -p $'x\\xff'; cd $'x\\xff'; V=$'v\\xff'; set -- $'p\\xff'; f() { printf '\u{e9}\\xff'; }; alias q=$'printf \\'%s\\' \\'a\\xff\\''; \

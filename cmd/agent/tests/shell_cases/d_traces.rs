@@ -5,6 +5,23 @@ use cli_mcp_sandbox::wire::StreamLine;
 use crate::harness::Agent;
 
 #[test]
+fn a_prompt_that_cannot_be_taken_away_changes_no_status() {
+    for prompt in ["readonly PS1=y", "readonly PS0=y", "readonly PS1=y PS0=z TMOUT=9"] {
+        let agent = Agent::start();
+        agent.out(prompt);
+        for (command, code) in [("true", 0), ("(exit 4)", 4), ("K=1", 0)] {
+            let result = agent.run(command);
+            assert_eq!(
+                (result.exit_code, result.stderr.as_str()),
+                (code, ""),
+                "{prompt}: {command}"
+            );
+        }
+        assert_eq!(agent.out("echo $? $K"), "0 1\n", "{prompt}");
+    }
+}
+
+#[test]
 fn case_053_no_trap_of_the_agents_is_shown() {
     for command in ["exit 3", "env --ignore-signal=INT sleep 99", "sleep 99 & wait"] {
         let agent = Agent::start();

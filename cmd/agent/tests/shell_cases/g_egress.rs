@@ -4,6 +4,7 @@ use std::net::TcpListener;
 
 use serde_json::json;
 
+use crate::harness::http::receive;
 use crate::harness::{Agent, Setup, TOKEN, until};
 
 fn listener() -> (TcpListener, String) {
@@ -52,6 +53,38 @@ fn an_open_network_takes_no_command() {
     drop(open);
     until("the closed network is seen", || health(&agent).0 == 200);
     assert_eq!(agent.out("echo $((6 * 7))"), "42\n");
+}
+
+/// The only check of a proven network is that of its period, a minute and a quarter at most.
+#[test]
+fn a_network_that_opens_later_takes_no_command_that_was_waiting() {
+    let (first, target) = listener();
+    drop(first);
+    let (_control, control) = listener();
+    let agent = start(&target, &control);
+    until("the closed network is seen", || health(&agent).0 == 200);
+    let running =
+        json!({"command": "touch ~/began; until [[ -e ~/go ]]; do sleep 0.1; done; echo done", "timeout": 200});
+    let mut running = agent.begin(&running, "application/json");
+    agent.until_file("began");
+    let mut waiting = agent.begin(&json!({"command": "touch ~/ran"}), "application/json");
+    agent.until_metric("cli_mcp_agent_waiting_calls 1");
+    let _open = TcpListener::bind(&target).unwrap();
+    until("the open network is seen", || health(&agent).0 == 503);
+    std::fs::write(agent.home.path().join("go"), "").unwrap();
+    assert_eq!(
+        receive(&mut running).unwrap().result().stdout,
+        "done\n",
+        "what ran goes on"
+    );
+    let refused = receive(&mut waiting).unwrap();
+    assert_eq!(refused.status, 503);
+    assert!(
+        refused.error().starts_with("EgressNotEnforced: a direct connection"),
+        "{}",
+        refused.error()
+    );
+    assert!(!agent.home.path().join("ran").exists());
 }
 
 #[test]

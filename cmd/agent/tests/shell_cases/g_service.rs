@@ -414,6 +414,14 @@ fn a_limit_that_leaves_no_room_for_a_subshell_holds_up_no_call() {
         // Bash goes on trying for 15 s before it gives a subshell up.
         agent.out(&format!("{trap}(sleep 10; touch late) & ulimit -u 1"));
         assert_eq!(agent.out("[[ -e late ]] || echo soon"), "soon\n", "{trap}");
+        // Nor does a status that the next call must find.
+        assert_eq!(agent.run("seven() { return 7; }; seven").exit_code, 7, "{trap}");
+        let next = agent.run("echo $?; [[ -e late ]] || echo soon; declare -F");
+        assert_eq!(
+            (next.stdout.as_str(), next.session_reset),
+            ("7\nsoon\ndeclare -f seven\n", None),
+            "{trap}"
+        );
     }
 }
 

@@ -10,6 +10,23 @@ use serde_json::{Value, json};
 use crate::harness::http::{receive, receive_chunk, receive_head, send};
 use crate::harness::{Agent, Setup, TOKEN};
 
+/// It is kept back only while it may be the complaint of a shell that cannot go on.
+#[test]
+fn what_looks_like_a_complaint_of_bash_is_streamed_while_the_command_runs() {
+    let agent = Agent::start();
+    let command = "echo 'bash: 258: x' >&2; until [ -e ~/heard ]; do sleep 0.01; done";
+    let mut connection = agent.begin(&json!({"command": command, "timeout": 20}), "application/x-ndjson");
+    assert_eq!(receive_head(&mut connection).unwrap().status, 200);
+    let first = receive_chunk(&mut connection).unwrap();
+    std::fs::write(agent.home.path().join("heard"), "").unwrap();
+    assert_eq!(
+        String::from_utf8(first).unwrap(),
+        "{\"stream\":\"stderr\",\"data\":\"bash: 258: x\\n\"}\n"
+    );
+    let last = std::iter::from_fn(|| receive_chunk(&mut connection)).last().unwrap();
+    assert!(String::from_utf8(last).unwrap().contains("\"exit_code\":0"));
+}
+
 #[test]
 fn case_101_streaming() {
     let agent = Agent::start();

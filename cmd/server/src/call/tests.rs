@@ -2,18 +2,20 @@
 
 use std::future::pending;
 
-use axum::Json;
 use axum::response::IntoResponse;
+use axum::routing::post;
+use axum::{Json, Router};
 use cli_mcp_sandbox::pod::{CONTAINER, session_pod_name};
 use cli_mcp_sandbox::wire::{ExecRequest, StreamChunk};
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::runtime::watcher::Event;
 use serde_json::{Value, json};
+use tokio::sync::Notify;
 
 use super::*;
 use crate::budget::Held;
-use crate::fixtures::{Api, Replica, pods};
+use crate::fixtures::{Api, Replica, agent, local_pod, pods};
 use crate::store::fixtures::{pod, session};
 use crate::trace::TraceContext;
 
@@ -21,11 +23,16 @@ use crate::trace::TraceContext;
 const NO_PORT: u16 = 1;
 
 fn runner(replica: &Replica) -> Runner {
+    runner_of(replica, NO_PORT)
+}
+
+/// A runner whose agents listen on this port.
+fn runner_of(replica: &Replica, port: u16) -> Runner {
     Runner::new(
-        replica.allocator(NO_PORT),
+        replica.allocator(port),
         replica.cluster.clone(),
         replica.cache.clone(),
-        replica.agents(NO_PORT),
+        replica.agents(port),
         replica.key.clone(),
         Activity::new(replica.cluster.clone()),
         replica.telemetry.clone(),
@@ -67,6 +74,11 @@ impl OutputSink for Nowhere {
 
 /// What a first call answers when its pod has this status and no other comes.
 async fn first_call(status: Value) -> Failure {
+    first_call_and_stages(status).await.0
+}
+
+/// The same, and the times of its stages.
+async fn first_call_and_stages(status: Value) -> (Failure, String) {
     let mut created = pod(&session_pod_name("demo", "s1"), "u", 1, Some("s1"));
     created.status = Some(serde_json::from_value(status).unwrap());
     let replica = Replica::new(Api::new(move |line| {
@@ -81,7 +93,58 @@ async fn first_call(status: Value) -> Failure {
         .run(&session("s1"), &flight(false), None::<&mut Nowhere>, &mut trail)
         .await;
     assert_eq!(replica.api.requests("POST").len(), 1);
-    result.unwrap_err()
+    (result.unwrap_err(), replica.metrics())
+}
+
+/// How often a stage was timed.
+fn times(stages: &str, stage: &str) -> u64 {
+    let name = format!("stage_seconds_count{{stage=\"{stage}\"}} ");
+    let count = stages.lines().find_map(|line| line.strip_prefix(&name));
+    count.map_or(0, |count| count.parse().unwrap())
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stage_has_its_time_also_where_the_call_has_no_result() {
+    let (failed, stages) = first_call_and_stages(json!({"phase": "Pending"})).await;
+    assert_eq!(failed.outcome(), "not_ready");
+    let counts = ["Lookup", "Create", "Ready", "Exec"].map(|stage| times(&stages, stage));
+    assert_eq!(counts, [1, 1, 1, 0], "{stages}");
+    assert!(
+        stages.contains("stage_seconds_bucket{le=\"30.0\",stage=\"Ready\"} 0\n"),
+        "it waited for as long as a call may: {stages}"
+    );
+
+    let replica = Replica::new(Api::refusing(StatusCode::FORBIDDEN, "no"));
+    let mut trail = Trail::default();
+    let refused = runner(&replica)
+        .run(&session("s1"), &flight(false), None::<&mut Nowhere>, &mut trail)
+        .await;
+    assert_eq!(refused.unwrap_err().outcome(), "cluster_error");
+    let stages = replica.metrics();
+    let counts = ["Lookup", "Create", "Ready", "Exec"].map(|stage| times(&stages, stage));
+    assert_eq!(counts, [1, 1, 0, 0], "{stages}");
+}
+
+#[tokio::test]
+async fn a_command_whose_client_leaves_has_its_time() {
+    let entered = Arc::new(Notify::new());
+    let enter = entered.clone();
+    let hang = move || async move {
+        enter.notify_one();
+        pending::<()>().await;
+    };
+    let port = agent(Router::new().route("/exec", post(hang))).await;
+    let replica = Replica::new(Api::willing());
+    replica.watched(&local_pod("p", Some("s1")));
+    let (runner, flight, mut trail) = (runner_of(&replica, port), flight(false), Trail::default());
+    let session = session("s1");
+    tokio::select! {
+        result = runner.run(&session, &flight, None::<&mut Nowhere>, &mut trail) => panic!("{result:?}"),
+        () = entered.notified() => {}
+    }
+    let stages = replica.metrics();
+    let counts = ["Lookup", "Ready", "Exec"].map(|stage| times(&stages, stage));
+    assert_eq!(counts, [1, 1, 1], "{stages}");
 }
 
 #[tokio::test(start_paused = true)]

@@ -42,7 +42,7 @@ const LAME_DUCK: Duration = Duration::from_secs(3);
 /// How long before connections are cut the calls that still run are stopped, so that their clients learn of it.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 
-/// How long calls whose client has left have to write their audit lines.
+/// How long calls and ends of sessions whose client has left have to write their audit lines.
 const LAST_LINES: Duration = Duration::from_secs(2);
 
 /// Runs until SIGTERM, SIGINT or, over stdio, the client's end.
@@ -86,8 +86,9 @@ pub(super) async fn serve(prepared: Prepared) -> anyhow::Result<()> {
             start_probes(&settings, registry.clone(), health.clone(), &ended).await?;
             let stop = CancellationToken::new();
             let audit = Audit::new(settings.audit_commands, Destination::Stdout);
+            let server = parts.server(&settings, audit, None, stop.clone());
             let surface = Surface {
-                server: parts.server(&settings, audit, None, stop.clone()),
+                server: server.clone(),
                 allocator: parts.allocator.clone(),
                 audit,
                 health,
@@ -101,7 +102,10 @@ pub(super) async fn serve(prepared: Prepared) -> anyhow::Result<()> {
                 drain: settings.drain_timeout,
                 stop,
             };
-            served.run(http, stopping, &ended).await
+            served.run(http, stopping, &ended).await?;
+            last_lines(&server).await;
+            tracing::info!("Stopped");
+            Ok(())
         }
     }
 }
@@ -229,12 +233,7 @@ async fn start_probes(
     let listener = TcpListener::bind(address)
         .await
         .with_context(|| format!("--health-address {address}"))?;
-    let ended = ended.clone();
-    tokio::spawn(async move {
-        if let Err(error) = probes::serve(listener, probes::router(registry, health), ended).await {
-            tracing::error!(%error, "The listener of probes ended");
-        }
-    });
+    tokio::spawn(probes::serve(listener, probes::router(registry, health), ended.clone()));
     Ok(())
 }
 
@@ -280,11 +279,15 @@ async fn stdio(
             waiting.await.context("the stdio transport failed")?;
         }
     }
-    // The calls of a client that left are cancelled by now, each in a task of its own.
-    if tokio::time::timeout(LAST_LINES, server.finish()).await.is_err() {
-        tracing::warn!("Calls did not end with their client: they have no audit line");
-    }
+    last_lines(&server).await;
     Ok(())
+}
+
+/// Waits for what goes on without its client: its calls are cancelled by now, each in a task of its own.
+async fn last_lines(server: &BashServer) {
+    if tokio::time::timeout(LAST_LINES, server.finish()).await.is_err() {
+        tracing::warn!("Calls or ends of sessions did not end with their client: they have no audit line");
+    }
 }
 
 /// The HTTP listener.
@@ -336,7 +339,6 @@ impl Served {
                 listener::serve(listener, accept, self.router, limits, close, self.drain).await;
             }
         }
-        tracing::info!("Stopped");
         Ok(())
     }
 }

@@ -3,6 +3,7 @@
 use cli_mcp_sandbox::wire::{DEFAULT_TIMEOUT_SECONDS, ExecRequest, MAX_TIMEOUT_SECONDS};
 use serde_json::{Map, Value};
 
+use super::definition::NAME;
 use crate::failure::Failure;
 
 /// Reads `command` and `timeout`.
@@ -56,6 +57,44 @@ fn seconds(value: Option<Value>) -> Result<Option<u32>, Failure> {
     }
 }
 
+/// Why the parameters of a `tools/call` are none: its name and its arguments are looked at first.
+pub(super) fn misfit(params: Option<&Value>) -> Failure {
+    let empty = Map::new();
+    let params = match params {
+        None | Some(Value::Null) => &empty,
+        Some(Value::Object(params)) => params,
+        Some(other) => {
+            return Failure::Arguments(format!(
+                "params is {}: give an object with name and arguments",
+                kind(other)
+            ));
+        }
+    };
+    Failure::Arguments(match (params.get("name"), params.get("arguments")) {
+        (None, _) => format!("name is missing: give the tool's name, {NAME:?}"),
+        (Some(name), _) if !name.is_string() => {
+            format!("name is {}: give the tool's name, {NAME:?}, as a string", kind(name))
+        }
+        (_, Some(arguments)) if !arguments.is_object() && !arguments.is_null() => format!(
+            "arguments is {}: give an object such as {{\"command\": \"id\"}}",
+            kind(arguments)
+        ),
+        _ => "a field beside name and arguments is none of tools/call, or of another type: leave it out".to_owned(),
+    })
+}
+
+/// What a JSON value is.
+fn kind(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "null",
+        Value::Bool(_) => "a boolean",
+        Value::Number(_) => "a number",
+        Value::String(_) => "a string",
+        Value::Array(_) => "an array",
+        Value::Object(_) => "an object",
+    }
+}
+
 fn refuse<T>(text: String) -> Result<T, Failure> {
     Err(Failure::Arguments(text))
 }
@@ -106,6 +145,32 @@ mod tests {
             assert!(
                 text.contains(word) && text.ends_with("The command was not run."),
                 "{arguments}: {text}"
+            );
+        }
+    }
+
+    #[test]
+    fn parameters_that_are_none_of_a_call_are_told_with_what_was_found() {
+        for (params, expected) in [
+            (Value::Null, "name is missing"),
+            (json!({"arguments": {"command": "id"}}), "name is missing"),
+            (json!({"name": 3}), "name is a number"),
+            (
+                json!({"name": "bash", "arguments": "{\"command\": \"id\"}"}),
+                "arguments is a string",
+            ),
+            (json!({"name": "bash", "arguments": ["id"]}), "arguments is an array"),
+            (json!({"name": "bash", "arguments": true}), "arguments is a boolean"),
+            (
+                json!({"name": "bash", "arguments": null, "task": 3}),
+                "beside name and arguments",
+            ),
+            (json!("bash"), "params is a string"),
+        ] {
+            let text = misfit(Some(&params)).to_string();
+            assert!(
+                text.contains(expected) && text.ends_with("The command was not run."),
+                "{params}: {text}"
             );
         }
     }

@@ -1,9 +1,12 @@
 //! One call and what comes back: results, errors, progress, cancellation, traces, shutdown.
 
 use serde_json::{Value, json};
+use tokio::net::TcpStream;
 
 use crate::support::api::{Cluster, Kubelet};
-use crate::support::server::{KEY, LOCAL, Server, bash, begin, call, eventually, http, refusal, structured};
+use crate::support::server::{
+    KEY, LOCAL, Server, VERSIONS, bash, begin, call, eventually, headers_of, http, params_of, refusal, structured,
+};
 use cli_mcp_sandbox::token::HmacKey;
 
 #[tokio::test]
@@ -69,45 +72,61 @@ async fn a_failing_command_is_a_result_and_what_a_model_can_correct_is_an_error_
 async fn a_client_that_leaves_stops_its_command() {
     let cluster = Cluster::start().await;
     let mut server = Server::start(&cluster, &[LOCAL]).await;
-    let client = server.client("s1").await;
-    bash(&client, "echo").await;
-    server.audit().await;
-    let body = json!({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "bash", "arguments": {"command": "hang"}}});
-    let request = http()
-        .post(&server.url)
-        .header("accept", "application/json, text/event-stream")
-        .header("x-session-id", "s1")
-        .json(&body)
-        .send();
-    let leaving = tokio::spawn(request);
-    eventually("the command runs", || {
-        cluster.ran_anywhere().contains(&"hang".to_owned())
-    })
-    .await;
-    leaving.abort();
-    let _ = leaving.await;
-    assert_eq!(server.audit().await["outcome"], "cancelled");
-    eventually("the command is stopped", || cluster.stopped_anywhere() == ["hang"]).await;
+    for (round, version) in VERSIONS.into_iter().enumerate() {
+        let call =
+            json!({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params_of(version, "hang", json!({}))});
+        let mut request = http()
+            .post(&server.url)
+            .header("accept", "application/json, text/event-stream");
+        for (name, value) in headers_of(version) {
+            request = request.header(name, value);
+        }
+        let leaving = tokio::spawn(request.json(&call).send());
+        eventually(version, || cluster.ran_anywhere() == vec!["hang"; round + 1]).await;
+        leaving.abort();
+        let _ = leaving.await;
+        assert_eq!(server.audit().await["outcome"], "cancelled", "{version}");
+        eventually(version, || cluster.stopped_anywhere() == vec!["hang"; round + 1]).await;
+    }
+}
+
+#[tokio::test]
+async fn clients_that_leave_a_server_that_ends_have_their_calls_in_the_audit() {
+    const CALLS: usize = 32;
+    let cluster = Cluster::start().await;
+    let mut server = Server::start(&cluster, &[LOCAL]).await;
+    let url = server.url.clone();
+    let call =
+        json!({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params_of(VERSIONS[0], "hang", json!({}))});
+    let leaving: Vec<_> = (0..CALLS)
+        .map(|_| {
+            let request = http()
+                .post(&url)
+                .header("accept", "application/json, text/event-stream")
+                .header("x-session-id", "s1");
+            tokio::spawn(request.json(&call).send())
+        })
+        .collect();
+    eventually("all run", || cluster.ran_anywhere() == ["hang"; CALLS]).await;
+    server.terminate().await;
+    let address = server.base.trim_start_matches("http://").to_owned();
+    while TcpStream::connect(&address).await.is_ok() {}
+    // It ends when the last of them is gone.
+    leaving.iter().for_each(tokio::task::JoinHandle::abort);
+    drop(leaving);
+    for _ in 0..CALLS {
+        assert_eq!(server.audit().await["outcome"], "cancelled");
+    }
+    assert_eq!(server.wait().await.code(), Some(0));
 }
 
 #[tokio::test]
 async fn output_comes_as_progress_while_the_command_runs() {
     let cluster = Cluster::start().await;
     let server = Server::start(&cluster, &[LOCAL]).await;
-    for version in ["2025-11-25", "2026-07-28"] {
-        let mut params = json!({"name": "bash", "arguments": {"command": "stream"}, "_meta": {"progressToken": "t"}});
-        if version == "2026-07-28" {
-            params["_meta"]["io.modelcontextprotocol/protocolVersion"] = json!(version);
-            params["_meta"]["io.modelcontextprotocol/clientCapabilities"] = json!({});
-            params["_meta"]["io.modelcontextprotocol/clientInfo"] = json!({"name": "t", "version": "1"});
-        }
-        let headers = [
-            ("mcp-protocol-version", version),
-            ("mcp-method", "tools/call"),
-            ("mcp-name", "bash"),
-            ("x-session-id", "s1"),
-        ];
-        let messages = server.messages(&headers, params).await;
+    for version in VERSIONS {
+        let params = params_of(version, "stream", json!({"progressToken": "t"}));
+        let messages = server.messages(&headers_of(version), params).await;
         let (last, progress) = messages.split_last().unwrap_or_else(|| panic!("{version}: no answer"));
         assert_eq!(
             last["result"]["structuredContent"]["stdout"], "one\ntwo\nthree\n",
@@ -198,7 +217,7 @@ async fn a_cancel_in_a_request_of_its_own_stops_the_command_on_any_replica() {
 
         post(through, cancel(77)).await.unwrap();
         assert_eq!(serving.audit().await["outcome"], "cancelled");
-        assert!(call.await.unwrap().contains("Cancelled"));
+        assert!(call.await.unwrap().contains("Cancelled: the command was stopped."));
         eventually("the command is stopped", || {
             cluster.stopped_anywhere() == vec!["hang"; round + 1]
         })
@@ -239,4 +258,33 @@ async fn a_call_that_waits_for_its_sandbox_when_the_server_ends_was_not_run() {
         "{text}"
     );
     assert_eq!(server.audit().await["outcome"], "shutting_down");
+}
+
+#[tokio::test]
+async fn a_call_that_is_cancelled_while_it_waits_for_its_sandbox_was_not_run() {
+    let cluster = Cluster::start().await;
+    cluster.kubelet(Kubelet::StartsDeaf);
+    let mut server = Server::start(&cluster, &[LOCAL]).await;
+    let url = server.url.clone();
+    let post = |body: Value| {
+        http()
+            .post(&url)
+            .header("accept", "application/json, text/event-stream")
+            .header("x-session-id", "s1")
+            .json(&body)
+            .send()
+    };
+    let sent = post(
+        json!({"jsonrpc": "2.0", "id": 77, "method": "tools/call", "params": {"name": "bash", "arguments": {"command": "echo"}}}),
+    );
+    let call = tokio::spawn(async move { sent.await.unwrap().text().await.unwrap() });
+    server.knows_sessions(1).await;
+    let cancel = json!({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": 77}});
+    post(cancel).await.unwrap();
+    let answer = call.await.unwrap();
+    assert!(
+        answer.contains("Cancelled before the sandbox took the command. The command was not run."),
+        "{answer}"
+    );
+    assert_eq!(server.audit().await["outcome"], "cancelled");
 }

@@ -12,6 +12,7 @@ mod calls;
 mod claims;
 mod clients;
 mod deaths;
+mod ends;
 mod gate;
 mod hostile;
 mod reach;

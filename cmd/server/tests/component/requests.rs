@@ -1,11 +1,11 @@
 //! What a request carries besides its command: the tool's name, the session, a progress token.
 
 use rmcp::ServiceError;
-use rmcp::model::{CallToolRequestParams, ErrorCode};
+use rmcp::model::{CallToolRequestParams, ClientRequest, CustomRequest, ErrorCode};
 use serde_json::{Value, json};
 
 use crate::support::api::Cluster;
-use crate::support::server::{LOCAL, Server, bash, structured};
+use crate::support::server::{LOCAL, Server, VERSIONS, bash, headers_of, params_of, structured};
 
 /// The parameters of a call.
 fn call(command: &str, meta: Value) -> Value {
@@ -27,6 +27,75 @@ async fn a_tool_that_is_not_there_is_an_error_of_the_protocol_that_names_the_one
         "{error}"
     );
     assert!(cluster.pods().is_empty());
+}
+
+#[tokio::test]
+async fn a_call_that_fits_no_schema_is_told_what_is_wrong_and_is_in_the_audit() {
+    let cluster = Cluster::start().await;
+    let mut server = Server::start(&cluster, &[LOCAL]).await;
+    let mut count = 0;
+    for version in VERSIONS {
+        let whole = params_of(version, "echo", json!({}));
+        let without = |field: &str, value: Value| {
+            let mut params = whole.clone();
+            params[field] = value;
+            if params[field].is_null() {
+                params.as_object_mut().unwrap().remove(field);
+            }
+            params
+        };
+        for (params, expected) in [
+            (
+                without("arguments", json!("{\"command\": \"echo\"}")),
+                "arguments is a string",
+            ),
+            (without("arguments", json!(["echo"])), "arguments is an array"),
+            (without("name", Value::Null), "name is missing"),
+            (without("name", json!(7)), "name is a number"),
+        ] {
+            let messages = server.messages(&headers_of(version), params.clone()).await;
+            let [answer] = messages.as_slice() else {
+                panic!("{version} {params}: {messages:?}")
+            };
+            let error = &answer["error"];
+            assert_eq!(
+                error["code"],
+                ErrorCode::INVALID_PARAMS.0,
+                "{version} {params}: {answer}"
+            );
+            let text = error["message"].as_str().unwrap();
+            assert!(text.contains(expected) && text.contains("not run"), "{params}: {text}");
+            let line = server.audit().await;
+            assert_eq!(
+                (&line["outcome"], &line["session"]),
+                (&json!("bad_arguments"), &json!("s1"))
+            );
+            count += 1;
+        }
+    }
+    server
+        .knows(&format!(
+            "cli_mcp_server_calls_total{{outcome=\"bad_arguments\"}} {count}\n"
+        ))
+        .await;
+    assert!(cluster.pods().is_empty());
+}
+
+#[tokio::test]
+async fn a_method_that_is_not_there_is_an_error_of_the_protocol() {
+    let cluster = Cluster::start().await;
+    let server = Server::start(&cluster, &[LOCAL]).await;
+    let client = server.client("s1").await;
+    let unknown = CustomRequest::new("tools/run", Some(json!({"name": "bash"})));
+    let failed = client
+        .send_request(ClientRequest::CustomRequest(unknown))
+        .await
+        .unwrap_err();
+    let ServiceError::McpError(error) = failed else {
+        panic!("{failed}")
+    };
+    assert_eq!(error.code, ErrorCode::METHOD_NOT_FOUND);
+    assert!(error.message.contains("tools/run"), "{error}");
 }
 
 #[tokio::test]

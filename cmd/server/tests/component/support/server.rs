@@ -193,6 +193,30 @@ pub(crate) fn http() -> reqwest::Client {
         .unwrap()
 }
 
+/// The revision of the protocol that most clients speak, and the one without sessions of its own.
+pub(crate) const VERSIONS: [&str; 2] = ["2025-11-25", "2026-07-28"];
+
+/// The headers of a call of session `s1` in a revision.
+pub(crate) fn headers_of(version: &'static str) -> [(&'static str, &'static str); 4] {
+    [
+        ("mcp-protocol-version", version),
+        ("mcp-method", "tools/call"),
+        ("mcp-name", "bash"),
+        ("x-session-id", "s1"),
+    ]
+}
+
+/// The parameters of a call in a revision.
+pub(crate) fn params_of(version: &str, command: &str, meta: Value) -> Value {
+    let mut params = json!({"name": "bash", "arguments": {"command": command}, "_meta": meta});
+    if version == "2026-07-28" {
+        params["_meta"]["io.modelcontextprotocol/protocolVersion"] = json!(version);
+        params["_meta"]["io.modelcontextprotocol/clientCapabilities"] = json!({});
+        params["_meta"]["io.modelcontextprotocol/clientInfo"] = json!({"name": "t", "version": "1"});
+    }
+    params
+}
+
 /// Calls `bash`.
 pub(crate) async fn bash(client: &Client, command: &str) -> CallToolResult {
     call(client, json!({"command": command})).await

@@ -70,7 +70,11 @@ fn a_network_that_opens_later_takes_no_command_that_was_waiting() {
     let mut waiting = agent.begin(&json!({"command": "touch ~/ran"}), "application/json");
     agent.until_metric("cli_mcp_agent_waiting_calls 1");
     let _open = TcpListener::bind(&target).unwrap();
-    until("the open network is seen", || health(&agent).0 == 503);
+    // Who has shown no token keeps no connection for so long.
+    let anew = [("connection", "close")];
+    until("the open network is seen", || {
+        agent.request("GET", "/health", &anew, b"").status == 503
+    });
     std::fs::write(agent.home.path().join("go"), "").unwrap();
     assert_eq!(
         receive(&mut running).unwrap().result().stdout,

@@ -40,6 +40,11 @@ pub struct Args {
     #[arg(long, env = "CLI_MCP_MAX_CONNECTIONS_PER_CLIENT", default_value_t = 512, value_parser = positive)]
     pub max_connections_per_client: usize,
 
+    /// Memory that all streams may hold together, the kernel's buffers included, such as 384Mi; beyond it the client that
+    /// holds most loses a stream. Keep it under two fifths of the container's limit
+    #[arg(long, env = "CLI_MCP_MEMORY_BUDGET", default_value = "384Mi", value_parser = bytes)]
+    pub memory_budget: usize,
+
     /// How long open streams may go on after SIGTERM, such as 25s; keep it under the pod's grace period
     #[arg(long, env = "CLI_MCP_DRAIN_TIMEOUT", default_value = "25s")]
     pub drain_timeout: GoDuration,
@@ -60,6 +65,20 @@ fn positive(text: &str) -> Result<usize, String> {
     }
 }
 
+/// As Kubernetes writes it: a whole number of bytes, or of Ki, Mi or Gi.
+fn bytes(text: &str) -> Result<usize, String> {
+    let (number, unit) = match text.split_at_checked(text.len().saturating_sub(2)) {
+        Some((number, "Ki")) => (number, 1 << 10),
+        Some((number, "Mi")) => (number, 1 << 20),
+        Some((number, "Gi")) => (number, 1 << 30),
+        _ => (text, 1),
+    };
+    positive(number)
+        .ok()
+        .and_then(|number| number.checked_mul(unit))
+        .ok_or_else(|| "write a number of bytes from 1 up, such as 384Mi or 1Gi".to_owned())
+}
+
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
@@ -75,6 +94,7 @@ mod tests {
         assert_eq!(args.health_listen, "0.0.0.0:8081".parse().unwrap());
         assert_eq!(args.max_connections, 4096);
         assert_eq!(args.max_connections_per_client, 512);
+        assert_eq!(args.memory_budget, 384 * 1024 * 1024);
         assert_eq!(args.drain_timeout.0, Duration::from_secs(25));
         assert_eq!(args.kubeconfig_dir, PathBuf::from("/etc/cli-mcp/kubeconfig"));
     }
@@ -84,5 +104,32 @@ mod tests {
         Args::command().debug_assert();
         assert!(Args::try_parse_from(["proxy", "--max-connections=0"]).is_err());
         assert!(Args::try_parse_from(["proxy", "--drain-timeout=25"]).is_err());
+    }
+
+    #[test]
+    fn a_size_is_written_as_kubernetes_writes_it() {
+        for (text, expected) in [
+            ("1", 1),
+            ("64Ki", 65_536),
+            ("384Mi", 402_653_184),
+            ("2Gi", 2_147_483_648),
+        ] {
+            assert_eq!(bytes(text), Ok(expected), "{text}");
+        }
+        for text in [
+            "",
+            "0",
+            "0Mi",
+            "Mi",
+            "-1",
+            "1.5Gi",
+            "1G",
+            "1 Mi",
+            "1mi",
+            "99999999999Gi",
+            "\u{e9}i",
+        ] {
+            assert!(bytes(text).is_err(), "{text}");
+        }
     }
 }

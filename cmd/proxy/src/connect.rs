@@ -17,6 +17,7 @@ use tokio_rustls::{LazyConfigAcceptor, StartHandshake};
 use crate::dial::DialError;
 use crate::head::{Framing, Head, HeadError, find_end};
 use crate::large_heads::LARGE_HEAD;
+use crate::memory::HANDSHAKE;
 use crate::metrics::Open;
 use crate::proxy::{Entry, Shared};
 use crate::refusal::{Refusal, phrase};
@@ -118,14 +119,16 @@ pub async fn serve(mut tcp: TcpStream, client: IpAddr, shared: &Shared) {
     } = accepted;
     let label = authority.to_string();
     let handshake = Box::pin(handshake(Socket::new(tcp, ahead), &destination, config));
-    let stream = match timeout(shared.timeouts.handshake, handshake).await {
-        Ok(Ok(stream)) => stream,
-        Ok(Err(reason)) => {
-            return Entry::begin(shared, client, &label, &label, "CONNECT").deny(0, &reason);
-        }
-        Err(_) => {
-            return Entry::begin(shared, client, &label, &label, "CONNECT").deny(0, "no TLS handshake in time");
-        }
+    let mut share = shared.memory.share(client);
+    let unopened = |reason: &str| Entry::begin(shared, client, &label, &label, "CONNECT").deny(0, reason);
+    let stream = match share
+        .during(|| HANDSHAKE, timeout(shared.timeouts.handshake, handshake))
+        .await
+    {
+        Ok(Ok(Ok(stream))) => stream,
+        Ok(Ok(Err(reason))) => return unopened(&reason),
+        Ok(Err(_)) => return unopened("no TLS handshake in time"),
+        Err(over) => return unopened(&over.to_string()),
     };
     let kubernetes = destination.is_kubernetes();
     drop(destination);
@@ -135,6 +138,7 @@ pub async fn serve(mut tcp: TcpStream, client: IpAddr, shared: &Shared) {
         authority,
         label,
         kubernetes,
+        share,
         shared,
     }
     .serve()

@@ -12,7 +12,9 @@ use tokio::time::{Instant, Sleep};
 
 use crate::body::Decoder;
 use crate::head::{Framing, Head, HeadError, find_end};
+use crate::kernel::Connection;
 use crate::large_heads::LargeHead;
+use crate::memory::{BLOCKED, OverBudget, QUIET, Share};
 use crate::pump::{Inbound, Pump, PumpError};
 use crate::strip;
 
@@ -87,6 +89,9 @@ pub enum ExchangeError {
     /// The upstream did not begin to answer in time.
     #[error("the upstream did not answer in time")]
     Timeout,
+    /// All streams together hold too much, and this client most of it.
+    #[error(transparent)]
+    OverBudget(#[from] OverBudget),
 }
 
 /// How an exchange went. Not for logs: the head holds the credential.
@@ -119,6 +124,7 @@ struct Exchange<'a, C, U> {
     upstream: &'a mut U,
     upstream_in: Inbound,
     outbound: Outbound<'a>,
+    share: &'a mut Share,
     up: Pump,
     sending: Sending,
     receiving: Receiving,
@@ -137,12 +143,14 @@ pub async fn run<C, U>(
     client_in: &mut Inbound,
     upstream: &mut U,
     mut outbound: Outbound<'_>,
+    share: &mut Share,
     progress: &mut Progress,
 ) -> Outcome
 where
-    C: AsyncRead + AsyncWrite + Unpin,
-    U: AsyncRead + AsyncWrite + Unpin,
+    C: AsyncRead + AsyncWrite + Connection + Unpin,
+    U: AsyncRead + AsyncWrite + Connection + Unpin,
 {
+    share.restart();
     let up = Pump::new(
         std::mem::take(&mut outbound.head),
         Decoder::new(outbound.framing),
@@ -167,11 +175,17 @@ where
         keep_upstream: false,
         switched: false,
         outbound,
+        share,
     };
     let result = poll_fn(|cx| {
         let result = exchange.poll(cx);
         exchange.report();
-        result
+        match result {
+            Poll::Pending => exchange
+                .look(cx)
+                .map_or_else(|over| Poll::Ready(Err(over.into())), |()| Poll::Pending),
+            ended => ended,
+        }
     })
     .await;
     exchange.outcome(result.err())
@@ -179,8 +193,8 @@ where
 
 impl<C, U> Exchange<'_, C, U>
 where
-    C: AsyncRead + AsyncWrite + Unpin,
-    U: AsyncRead + AsyncWrite + Unpin,
+    C: AsyncRead + AsyncWrite + Connection + Unpin,
+    U: AsyncRead + AsyncWrite + Connection + Unpin,
 {
     fn outcome(self, error: Option<ExchangeError>) -> Outcome {
         let complete = error.is_none() && self.sending == Sending::Done && !self.switched;
@@ -198,6 +212,21 @@ where
             Receiving::Head { .. } => 0,
             Receiving::Body(down) => down.content(),
         };
+    }
+
+    /// Counts what waits in here for a reader that takes nothing, or for the end of a head.
+    fn look(&mut self, cx: &mut Context<'_>) -> Result<(), OverBudget> {
+        let down = match &self.receiving {
+            Receiving::Head { .. } => 0,
+            Receiving::Body(down) => down.waiting(),
+        };
+        let full = usize::from(self.up.waiting() > 0) + usize::from(down > 0);
+        let unread = self.client_in.as_slice().len() + self.upstream_in.as_slice().len();
+        let moved = self.progress.bytes_in.saturating_add(self.progress.bytes_out);
+        let (client, upstream) = (&*self.client, &*self.upstream);
+        self.share.poll(cx, moved, full > 0 || unread > QUIET, || {
+            full * BLOCKED + unread + client.kernel().bytes() + upstream.kernel().bytes()
+        })
     }
 
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), ExchangeError>> {

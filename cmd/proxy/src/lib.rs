@@ -4,7 +4,8 @@
 //! A connection goes through [`connect`] (CONNECT and TLS with a certificate of [`mint`]) into a [`tunnel`], whose
 //! requests are read by [`head`] and [`body`], planned by [`plan`]: resolved by [`path`] and [`request_info`], judged by [`policy`] and [`deny_set`], freed of
 //! credentials by [`strip`], and exchanged with an upstream by [`exchange`] over a connection of [`dial`] and [`pool`].
-//! [`reload`] swaps the [`state`] that all of them read.
+//! [`reload`] swaps the [`state`] that all of them read. What they hold, they count against one budget, in [`memory`], with
+//! the [`kernel`]'s part.
 //!
 //! The HTTP/1.1 of both sides is written here and not taken from a library. A library reads leniently, and what it has
 //! merged or dropped can no longer be refused; here one strict parser sees every byte of a sandbox once, and what goes
@@ -19,7 +20,9 @@ pub mod dial;
 pub mod exchange;
 pub mod head;
 pub mod health;
+pub mod kernel;
 pub mod large_heads;
+pub mod memory;
 pub mod metrics;
 pub mod mint;
 pub mod path;
@@ -80,6 +83,7 @@ pub async fn run(args: Args) -> Result<(), RunError> {
         },
         max_connections: args.max_connections,
         max_connections_per_client: args.max_connections_per_client,
+        memory_budget: args.memory_budget,
         drain_timeout: args.drain_timeout.0,
         timeouts: Timeouts::default(),
         resolver: Arc::new(SystemResolver),

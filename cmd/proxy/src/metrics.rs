@@ -62,6 +62,10 @@ pub struct Metrics {
     pub reload_failing: Gauge<i64, AtomicI64>,
     /// Connections over a limit.
     pub over_limit: Family<LimitLabels, Counter>,
+    /// Bytes that streams hold, of the memory budget.
+    pub held: Gauge<i64, AtomicI64>,
+    /// Streams that were ended because the memory budget was used up.
+    pub over_memory: Counter,
 }
 
 impl Metrics {
@@ -75,6 +79,8 @@ impl Metrics {
             reloads: Family::default(),
             reload_failing: Gauge::default(),
             over_limit: Family::default(),
+            held: Gauge::default(),
+            over_memory: Counter::default(),
         };
         registry.register(
             "requests",
@@ -103,6 +109,17 @@ impl Metrics {
             "connections_over_limit",
             "Connections refused because a limit was reached",
             metrics.over_limit.clone(),
+        );
+        registry.register_with_unit(
+            "held",
+            "What streams hold of the memory budget, the kernel's part included",
+            Unit::Bytes,
+            metrics.held.clone(),
+        );
+        registry.register(
+            "streams_over_memory",
+            "Streams ended because the memory budget was used up and their client held most of it",
+            metrics.over_memory.clone(),
         );
         metrics
     }

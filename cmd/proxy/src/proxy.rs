@@ -9,6 +9,7 @@ use tokio_util::sync::CancellationToken;
 use crate::audit::{Record, Sink, Verdict};
 use crate::exchange::Progress;
 use crate::large_heads::LargeHeads;
+use crate::memory::Memory;
 use crate::metrics::{Metrics, verb_class};
 use crate::request_info::RequestInfo;
 use crate::socket;
@@ -56,6 +57,8 @@ pub struct Shared {
     pub timeouts: Timeouts,
     /// Places for large heads.
     pub large_heads: LargeHeads,
+    /// The budget for what all streams hold.
+    pub memory: Memory,
 }
 
 /// What will be the audit line of one request.

@@ -155,6 +155,12 @@ impl Pump {
         self.sent_head
     }
 
+    /// Bytes that the sink has not taken.
+    #[must_use]
+    pub const fn waiting(&self) -> usize {
+        self.out.len() - self.at
+    }
+
     /// The head, when the sink has not taken a byte of it.
     #[must_use]
     pub fn into_unsent(self) -> Option<Vec<u8>> {

@@ -37,8 +37,10 @@ impl Refusal {
         } else {
             ""
         };
+        // Whoever holds most is told to hold less, not to go away.
+        let retry = if self.status == 503 { "Retry-After: 1\r\n" } else { "" };
         let mut out = format!(
-            "HTTP/1.1 {} {}\r\nContent-Type: {content_type}\r\nContent-Length: {}\r\nCache-Control: no-store\r\n{allow}{connection}\r\n",
+            "HTTP/1.1 {} {}\r\nContent-Type: {content_type}\r\nContent-Length: {}\r\nCache-Control: no-store\r\n{allow}{retry}{connection}\r\n",
             self.status,
             phrase(self.status),
             body.len(),
@@ -137,6 +139,7 @@ mod tests {
                 "{response}"
             );
             assert!(response.contains(&format!("\"reason\":\"{reason}\"")), "{response}");
+            assert_eq!(response.contains("\r\nRetry-After: 1\r\n"), status == 503, "{response}");
         }
     }
 

@@ -22,6 +22,7 @@ use crate::connect;
 use crate::dial::Resolve;
 use crate::health;
 use crate::large_heads::LargeHeads;
+use crate::memory::Memory;
 use crate::metrics::{LimitLabels, Metrics};
 use crate::proxy::{Shared, Timeouts};
 use crate::reload::{Directories, LoadError, Reloader};
@@ -38,6 +39,8 @@ pub struct Settings {
     pub max_connections: usize,
     /// Connections of one client address.
     pub max_connections_per_client: usize,
+    /// Bytes that all streams together may hold.
+    pub memory_budget: usize,
     /// How long streams may go on after the end of the process was asked for.
     pub drain_timeout: Duration,
     /// How long the parties may take.
@@ -85,6 +88,11 @@ impl Proxy {
         let (reloader, state) = Reloader::start(settings.directories, settings.resolver)?;
         let mut registry = Registry::with_prefix("cli_mcp_proxy");
         let metrics = Metrics::new(&mut registry);
+        let memory = Memory::new(
+            settings.memory_budget,
+            metrics.held.clone(),
+            metrics.over_memory.clone(),
+        );
         Ok(Self {
             listener: listen(settings.listen).await?,
             health_listener: listen(settings.health_listen).await?,
@@ -97,6 +105,7 @@ impl Proxy {
                 drain: CancellationToken::new(),
                 timeouts: settings.timeouts,
                 large_heads: LargeHeads::default(),
+                memory,
             }),
             limits: Limits {
                 total: Arc::new(Semaphore::new(settings.max_connections.min(Semaphore::MAX_PERMITS))),

@@ -41,6 +41,12 @@ impl Socket {
         }
     }
 
+    /// The stream beneath.
+    #[must_use]
+    pub const fn tcp(&self) -> &TcpStream {
+        &self.tcp
+    }
+
     fn serve(&mut self, out: &mut ReadBuf<'_>) {
         let rest = self.ahead.get(self.at..).unwrap_or_default();
         let take = rest.len().min(out.remaining());

@@ -1,16 +1,21 @@
 //! The requests in a tunnel, one after the other, through one pipeline: read strictly, judge, strip, inject, exchange.
 //! Upgrades take the same way as everything else (`proxy_cases.md`, case 29).
 
+use std::future::poll_fn;
 use std::net::IpAddr;
+use std::pin::Pin;
+use std::task::Poll;
 
 use cli_mcp_kubeconfig::Authority;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
-use tokio::time::{Duration, Instant, timeout, timeout_at};
+use tokio::time::{Duration, Instant, sleep, timeout, timeout_at};
 
 use crate::dial::{DialError, UpstreamStream};
 use crate::exchange::{self, ExchangeError, Outbound, Outcome, Progress};
 use crate::head::{Framing, Head, HeadError, find_end};
+use crate::kernel::Connection;
 use crate::large_heads::{Crowded, LARGE_HEAD, LargeHead};
+use crate::memory::{BLOCKED, OverBudget, QUIET, Share};
 use crate::metrics::Open;
 use crate::plan::{self, Plan};
 use crate::proxy::{Entry, Shared};
@@ -21,6 +26,9 @@ use crate::refusal::Refusal;
 /// ends.
 const LINGER: Duration = Duration::from_secs(1);
 const LINGER_BYTES: usize = 1024 * 1024;
+
+/// How often it is looked whether a client has taken all, before its connection ends.
+const TAKEN: Duration = Duration::from_millis(10);
 
 /// A tunnel whose TLS is established.
 pub struct Tunnel<'a, S> {
@@ -34,6 +42,8 @@ pub struct Tunnel<'a, S> {
     pub label: String,
     /// Whether refusals are for Kubernetes clients.
     pub kubernetes: bool,
+    /// What it holds of the budget for all.
+    pub share: Share,
     /// Everything else.
     pub shared: &'a Shared,
 }
@@ -45,6 +55,26 @@ enum Next {
     Close,
     /// The response was cut: an orderly end would make it look whole.
     Abort,
+    /// The same, and what the client has not taken is thrown away.
+    Cut,
+}
+
+/// Why there was no exchange with an upstream.
+#[derive(Debug, thiserror::Error)]
+enum NoExchange {
+    #[error(transparent)]
+    Dial(#[from] DialError),
+    #[error(transparent)]
+    OverBudget(#[from] OverBudget),
+}
+
+impl NoExchange {
+    const fn status(&self) -> u16 {
+        match self {
+            Self::Dial(error) => error.status(),
+            Self::OverBudget(_) => 503,
+        }
+    }
 }
 
 /// A head with its place among the large ones, or why there is none.
@@ -52,10 +82,11 @@ enum Read {
     Head(Head, Option<LargeHead>),
     Malformed(HeadError),
     Crowded(Crowded),
+    OverBudget(OverBudget),
     End,
 }
 
-impl<S: AsyncRead + AsyncWrite + Unpin> Tunnel<'_, S> {
+impl<S: AsyncRead + AsyncWrite + Connection + Unpin> Tunnel<'_, S> {
     /// Serves requests until either side is done.
     pub async fn serve(mut self) {
         let mut inbound = Inbound::default();
@@ -67,11 +98,16 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Tunnel<'_, S> {
                 Read::End => Next::Close,
                 Read::Malformed(error) => {
                     let refusal = Refusal::new(error.status(), error.to_string());
-                    self.refuse_unread(&mut inbound, refusal).await
+                    self.refuse_unread(refusal).await
                 }
                 Read::Crowded(crowded) => {
                     let refusal = Refusal::new(503, crowded.to_string());
-                    self.refuse_unread(&mut inbound, refusal).await
+                    self.refuse_unread(refusal).await
+                }
+                // Whoever leaves earlier answers unread would not read a refusal either.
+                Read::OverBudget(over) => {
+                    self.entry("").deny(0, &over.to_string());
+                    Next::Cut
                 }
                 Read::Head(head, place) => self.serve_request(head, place, &mut inbound).await,
             };
@@ -79,9 +115,11 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Tunnel<'_, S> {
                 Next::Continue => {}
                 Next::Close => {
                     inbound.clear();
-                    return self.linger().await;
+                    self.linger().await;
+                    return self.be_taken().await;
                 }
-                Next::Abort => return,
+                Next::Abort => return self.be_taken().await,
+                Next::Cut => return self.stream.cut(),
             }
         }
     }
@@ -105,9 +143,11 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Tunnel<'_, S> {
             }
             // Behind the end is a body, which is held for no client for long.
             if place.is_none() && end.unwrap_or(scanned) > LARGE_HEAD {
-                match self.shared.large_heads.take(self.client, deadline).await {
-                    Ok(taken) => place = Some(taken),
-                    Err(crowded) => return Read::Crowded(crowded),
+                let (stream, taken) = (&self.stream, self.shared.large_heads.take(self.client, deadline));
+                match self.share.during(|| scanned + stream.kernel().bytes(), taken).await {
+                    Ok(Ok(taken)) => place = Some(taken),
+                    Ok(Err(crowded)) => return Read::Crowded(crowded),
+                    Err(over) => return Read::OverBudget(over),
                 }
             }
             if let Some(end) = end {
@@ -116,14 +156,26 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Tunnel<'_, S> {
                     Err(error) => Read::Malformed(error),
                 };
             }
-            let fill = std::future::poll_fn(|cx| inbound.poll_fill(cx, &mut self.stream));
+            let (stream, share) = (&mut self.stream, &mut self.share);
+            // Earlier answers may still wait for the client to take them.
+            let fill = poll_fn(|cx| match inbound.poll_fill(cx, stream) {
+                Poll::Ready(filled) => Poll::Ready(Ok(filled)),
+                Poll::Pending => {
+                    let held = inbound.as_slice().len() + stream.kernel().bytes();
+                    match share.poll(cx, 0, held >= QUIET, || held) {
+                        Ok(()) => Poll::Pending,
+                        Err(over) => Poll::Ready(Err(over)),
+                    }
+                }
+            });
             let filled = tokio::select! {
                 biased;
                 filled = timeout_at(deadline, fill) => filled,
                 () = self.shared.drain.cancelled(), if !started => return Read::End,
             };
             match filled {
-                Ok(Ok(count)) if count > 0 => {}
+                Ok(Ok(Ok(count))) if count > 0 => {}
+                Ok(Err(over)) => return Read::OverBudget(over),
                 _ => return Read::End,
             }
         }
@@ -134,28 +186,58 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Tunnel<'_, S> {
     }
 
     /// Refuses what came before it was a request.
-    async fn refuse_unread(&mut self, inbound: &mut Inbound, refusal: Refusal) -> Next {
+    async fn refuse_unread(&mut self, refusal: Refusal) -> Next {
         self.entry("").deny(refusal.status, &refusal.message);
-        self.answer(&refusal, false, true, inbound).await
+        self.answer(&refusal, false, true).await
     }
 
     /// Sends a refusal. With `close`, whatever the client still sends is thrown away for a moment.
-    async fn answer(&mut self, refusal: &Refusal, head_only: bool, close: bool, inbound: &mut Inbound) -> Next {
+    async fn answer(&mut self, refusal: &Refusal, head_only: bool, close: bool) -> Next {
         let response = refusal.to_response(self.kubernetes, head_only, close);
-        let written = async {
-            self.stream.write_all(&response).await?;
-            self.stream.flush().await
-        };
-        if timeout(self.shared.timeouts.head, written)
-            .await
-            .is_ok_and(|result| result.is_ok())
-            && !close
-        {
-            return Next::Continue;
+        match (self.send(&response).await, close) {
+            (true, false) => Next::Continue,
+            (true, true) => Next::Close,
+            (false, _) => Next::Cut,
         }
-        inbound.clear();
-        self.linger().await;
-        Next::Abort
+    }
+
+    /// Sends something small of the proxy's own: whether the client's kernel has it in time.
+    async fn send(&mut self, bytes: &[u8]) -> bool {
+        let (stream, share) = (&mut self.stream, &mut self.share);
+        let mut rest = bytes;
+        let sent = poll_fn(|cx| {
+            while !rest.is_empty() {
+                match Pin::new(&mut *stream).poll_write(cx, rest) {
+                    Poll::Ready(Ok(count)) if count > 0 => rest = rest.get(count..).unwrap_or_default(),
+                    Poll::Ready(_) => return Poll::Ready(false),
+                    Poll::Pending => break,
+                }
+            }
+            if rest.is_empty()
+                && let Poll::Ready(flushed) = Pin::new(&mut *stream).poll_flush(cx)
+            {
+                return Poll::Ready(flushed.is_ok());
+            }
+            match share.poll(cx, 0, true, || BLOCKED + stream.kernel().bytes()) {
+                Ok(()) => Poll::Pending,
+                Err(OverBudget) => Poll::Ready(false),
+            }
+        });
+        timeout(self.shared.timeouts.head, sent).await.unwrap_or(false)
+    }
+
+    /// Keeps the connection's place until the client's side has all that was sent, or the kernel gives it up: closed
+    /// earlier, it would go on to hold memory, and be counted by nobody.
+    async fn be_taken(&mut self) {
+        let stream = &self.stream;
+        let taken = async {
+            while stream.kernel().to_send > 0 {
+                sleep(TAKEN).await;
+            }
+        };
+        if self.share.during(|| stream.kernel().bytes(), taken).await.is_err() {
+            self.stream.cut();
+        }
     }
 
     /// Ends the connection, and throws away for a moment what the client still sends: unread, it would become a reset
@@ -193,9 +275,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Tunnel<'_, S> {
                 entry.deny(refusal.status, &refusal.message);
                 let unread = !matches!(head.request_framing(), Ok(Framing::Empty));
                 drop((head, place));
-                return self
-                    .answer(&refusal, head_only, close || unread || close_client, inbound)
-                    .await;
+                return self.answer(&refusal, head_only, close || unread || close_client).await;
             }
         };
         let expects = head.values("expect").next().is_some();
@@ -203,16 +283,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Tunnel<'_, S> {
         drop(head);
         if expects && plan.framing != Framing::Empty && inbound.is_empty() {
             // Answered here: the decision has fallen, and the upstream is asked without it.
-            let written = async {
-                self.stream.write_all(b"HTTP/1.1 100 Continue\r\n\r\n").await?;
-                self.stream.flush().await
-            };
-            if !timeout(shared.timeouts.head, written)
-                .await
-                .is_ok_and(|result| result.is_ok())
-            {
+            if !self.send(b"HTTP/1.1 100 Continue\r\n\r\n").await {
                 entry.allow(0, ExchangeError::ClientGone.to_string());
-                return Next::Abort;
+                return Next::Cut;
             }
         }
         let close_refused = close_client || plan.framing != Framing::Empty;
@@ -226,11 +299,17 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Tunnel<'_, S> {
             Err(error) => {
                 let refusal = Refusal::new(error.status(), error.to_string());
                 entry.allow(refusal.status, refusal.message.clone());
-                return self.answer(&refusal, head_only, close_refused, inbound).await;
+                return self.answer(&refusal, head_only, close_refused).await;
             }
         };
         if outcome.upstream_reusable {
             plan.backend.upstream().pool.put(upstream);
+        } else {
+            // The rest of a request that nobody waits for any more.
+            if outcome.error.is_some() {
+                upstream.cut();
+            }
+            drop(upstream);
         }
         let reason = outcome.error.map(|error| error.to_string()).unwrap_or_default();
         match after(outcome.error, entry.progress().status, outcome.client_reusable) {
@@ -241,7 +320,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Tunnel<'_, S> {
             After::Refuse { status, close } => {
                 let refusal = Refusal::new(status, format!("{label}: {reason}"));
                 entry.allow(status, reason);
-                self.answer(&refusal, head_only, close || close_refused, inbound).await
+                self.answer(&refusal, head_only, close || close_refused).await
             }
         }
     }
@@ -254,7 +333,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Tunnel<'_, S> {
         inbound: &mut Inbound,
         place: &mut Option<LargeHead>,
         progress: &mut Progress,
-    ) -> Result<(Outcome, UpstreamStream), DialError> {
+    ) -> Result<(Outcome, UpstreamStream), NoExchange> {
         let mut head = std::mem::take(&mut plan.outbound);
         let upstream = plan.backend.upstream();
         let mut kept = upstream.pool.take();
@@ -262,7 +341,11 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Tunnel<'_, S> {
             let reused = kept.is_some();
             let mut stream = match kept.take() {
                 Some(stream) => stream,
-                None => upstream.dialer.dial().await?,
+                None => {
+                    let client = &self.stream;
+                    let dialled = self.share.during(|| client.kernel().bytes(), upstream.dialer.dial());
+                    dialled.await??
+                }
             };
             let outbound = Outbound {
                 method,
@@ -274,7 +357,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Tunnel<'_, S> {
                 head_timeout: (!plan.patient).then_some(self.shared.timeouts.response),
                 place: &mut *place,
             };
-            let mut outcome = exchange::run(&mut self.stream, inbound, &mut stream, outbound, progress).await;
+            let (client, share) = (&mut self.stream, &mut self.share);
+            let mut outcome = exchange::run(client, inbound, &mut stream, outbound, share, progress).await;
             // A kept connection that was found dead: nothing of the request has left, so that another may take it.
             let died = matches!(outcome.error, Some(ExchangeError::NoResponse));
             match outcome.unsent.take() {
@@ -306,6 +390,14 @@ fn after(error: Option<ExchangeError>, answered: u16, client_reusable: bool) -> 
             status: answered,
             next: Next::Abort,
         },
+        Some(ExchangeError::OverBudget(_)) if answered != 0 => After::Go {
+            status: answered,
+            next: Next::Cut,
+        },
+        Some(ExchangeError::OverBudget(_)) => After::Refuse {
+            status: 503,
+            close: true,
+        },
         Some(_) if answered != 0 => After::Go {
             status: answered,
             next: Next::Abort,
@@ -326,67 +418,4 @@ fn after(error: Option<ExchangeError>, answered: u16, client_reusable: bool) -> 
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_cut_answer_is_never_ended_orderly_and_none_is_answered_by_the_proxy() {
-        use ExchangeError::*;
-        let go = |status, next| After::Go { status, next };
-        for (error, answered, reusable, expected) in [
-            (None, 200, true, go(200, Next::Continue)),
-            (None, 200, false, go(200, Next::Close)),
-            (Some(Truncated), 200, false, go(200, Next::Abort)),
-            (Some(ClientAhead), 200, false, go(200, Next::Abort)),
-            (Some(ClientGone), 0, false, go(0, Next::Abort)),
-            (Some(ClientTimeout), 200, false, go(200, Next::Abort)),
-            (
-                Some(ClientAhead),
-                0,
-                false,
-                After::Refuse {
-                    status: 400,
-                    close: true,
-                },
-            ),
-            (
-                Some(ClientMalformed),
-                0,
-                false,
-                After::Refuse {
-                    status: 400,
-                    close: true,
-                },
-            ),
-            (
-                Some(Timeout),
-                0,
-                false,
-                After::Refuse {
-                    status: 504,
-                    close: false,
-                },
-            ),
-            (
-                Some(NoResponse),
-                0,
-                false,
-                After::Refuse {
-                    status: 502,
-                    close: false,
-                },
-            ),
-            (
-                Some(Interim),
-                0,
-                false,
-                After::Refuse {
-                    status: 502,
-                    close: false,
-                },
-            ),
-        ] {
-            assert_eq!(after(error, answered, reusable), expected, "{error:?} {answered}");
-        }
-    }
-}
+mod tests;

@@ -1,9 +1,13 @@
 //! One request between a client and an upstream that takes little of it, or nothing.
 
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::gauge::Gauge;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, ReadBuf};
 
 use super::*;
+use crate::kernel::Kernel;
 use crate::large_heads::LargeHeads;
+use crate::memory::Memory;
 
 /// Takes so many bytes and says nothing.
 struct Deaf(usize);
@@ -34,6 +38,18 @@ impl AsyncWrite for Deaf {
     }
 }
 
+impl Connection for Deaf {
+    fn kernel(&self) -> Kernel {
+        Kernel::default()
+    }
+
+    fn cut(&self) {}
+}
+
+fn share(budget: usize) -> Share {
+    Memory::new(budget, Gauge::default(), Counter::default()).share([10, 0, 0, 1].into())
+}
+
 fn upload(place: &mut Option<LargeHead>) -> Outbound<'_> {
     Outbound {
         method: "POST",
@@ -59,6 +75,7 @@ async fn what_no_connection_took_is_left_whole_for_another() {
         &mut inbound,
         &mut Deaf(0),
         upload(&mut None),
+        &mut share(usize::MAX),
         &mut progress,
     )
     .await;
@@ -76,11 +93,13 @@ async fn case_50_a_large_heads_place_is_free_when_the_head_is_sent() {
     let (mut client, _far) = tokio::io::duplex(4096);
     let (mut upstream, _unread) = tokio::io::duplex(4096);
     let (mut inbound, mut progress) = (Inbound::default(), Progress::default());
+    let mut share = share(usize::MAX);
     let exchange = run(
         &mut client,
         &mut inbound,
         &mut upstream,
         upload(&mut place),
+        &mut share,
         &mut progress,
     );
     tokio::select! {
@@ -96,11 +115,13 @@ async fn case_52_who_sends_a_body_that_nobody_takes_is_still_seen_to_leave() {
     let mut inbound = Inbound::default();
     let mut progress = Progress::default();
     let mut place = None;
+    let mut share = share(usize::MAX);
     let exchange = run(
         &mut client,
         &mut inbound,
         &mut upstream,
         upload(&mut place),
+        &mut share,
         &mut progress,
     );
     let leaves = async {
@@ -123,7 +144,15 @@ async fn what_a_client_sends_ahead_waits_for_its_turn() {
         framing: Framing::Empty,
         ..upload(&mut place)
     };
-    let exchange = run(&mut client, &mut inbound, &mut upstream, request, &mut progress);
+    let mut share = share(usize::MAX);
+    let exchange = run(
+        &mut client,
+        &mut inbound,
+        &mut upstream,
+        request,
+        &mut share,
+        &mut progress,
+    );
     let others = async {
         let mut head = [0; 19];
         far_upstream.read_exact(&mut head).await.unwrap();
@@ -152,7 +181,15 @@ async fn a_client_that_ends_what_it_switched_to_has_sent_all_and_ends_it_orderly
         upgrade: Some("websocket"),
         ..upload(&mut place)
     };
-    let exchange = run(&mut client, &mut inbound, &mut upstream, request, &mut progress);
+    let mut share = share(usize::MAX);
+    let exchange = run(
+        &mut client,
+        &mut inbound,
+        &mut upstream,
+        request,
+        &mut share,
+        &mut progress,
+    );
     let others = async {
         let answer = b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n";
         let mut head = [0; 19];
@@ -170,4 +207,48 @@ async fn a_client_that_ends_what_it_switched_to_has_sent_all_and_ends_it_orderly
     let mut frames = [0; 6];
     far_upstream.read_exact(&mut frames).await.unwrap();
     assert_eq!(&frames, b"frames");
+}
+
+#[tokio::test(start_paused = true)]
+async fn case_50_an_answer_that_nobody_takes_and_an_upload_that_nobody_takes_are_counted_and_ended() {
+    let answer = b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n";
+    for (budget, ended) in [
+        (BLOCKED - 1, Some(ExchangeError::OverBudget(OverBudget))),
+        (BLOCKED + QUIET, None),
+    ] {
+        for upload_stalls in [false, true] {
+            let (mut client, mut far_client) = tokio::io::duplex(4096);
+            let (mut upstream, mut far_upstream) = tokio::io::duplex(4096);
+            let (mut inbound, mut progress) = (Inbound::default(), Progress::default());
+            let mut place = None;
+            let mut request = upload(&mut place);
+            if !upload_stalls {
+                request.framing = Framing::Empty;
+            }
+            let mut share = share(budget);
+            let exchange = run(
+                &mut client,
+                &mut inbound,
+                &mut upstream,
+                request,
+                &mut share,
+                &mut progress,
+            );
+            let sends = async {
+                if upload_stalls {
+                    let _ = far_client.write_all(&[b'x'; 1_000_000]).await;
+                } else {
+                    let _ = far_upstream.write_all(answer).await;
+                    let _ = far_upstream.write_all(&[b'x'; 1_000_000]).await;
+                }
+                std::future::pending::<()>().await;
+            };
+            let outcome = tokio::select! {
+                outcome = exchange => outcome.error,
+                () = sends => None,
+                () = tokio::time::sleep(Duration::from_secs(10)) => None,
+            };
+            assert_eq!(outcome, ended, "{budget} {upload_stalls}");
+        }
+    }
 }

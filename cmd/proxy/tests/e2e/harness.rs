@@ -16,6 +16,7 @@ use cli_mcp_kubeconfig::{Authority, Kubeconfig, Routes};
 use cli_mcp_proxy::audit::Sink;
 use cli_mcp_proxy::dial::{Resolve, SystemResolver};
 use cli_mcp_proxy::large_heads::LargeHeads;
+use cli_mcp_proxy::memory::Memory;
 use cli_mcp_proxy::metrics::Metrics;
 use cli_mcp_proxy::proxy::{Shared, Timeouts};
 use cli_mcp_proxy::reload::{Directories, Reloader};
@@ -35,6 +36,9 @@ pub(crate) use crate::upstream::{Ca, Responder, Upstream, answer, ok};
 
 /// The credential that must reach the upstream, and nobody else.
 pub(crate) const TOKEN: &str = "s3cr3t-investigation-credential-0123456789";
+
+/// What the proxy's flag has as its default, in bytes.
+const MEMORY_BUDGET: usize = 384 * 1024 * 1024;
 
 /// Only against hanging.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
@@ -77,6 +81,7 @@ pub(crate) struct Setup {
     pub(crate) timeouts: Timeouts,
     pub(crate) max_connections: usize,
     pub(crate) max_connections_per_client: usize,
+    pub(crate) memory_budget: usize,
     pub(crate) drain_timeout: Duration,
     pub(crate) public_ca: Option<String>,
     /// Instead of `names`.
@@ -92,6 +97,7 @@ impl Default for Setup {
             timeouts: Timeouts::default(),
             max_connections: 4096,
             max_connections_per_client: 512,
+            memory_budget: MEMORY_BUDGET,
             drain_timeout: Duration::from_secs(25),
             public_ca: None,
             resolver: None,
@@ -123,6 +129,32 @@ pub(crate) fn kubeconfig(server: &str, ca: &Ca, cluster_extra: &str, user: &str)
          users: [{{name: u, user: {{{user}}}}}]}}",
         STANDARD.encode(ca.pem())
     )
+}
+
+/// A tunnel to `authority` over a connection to a proxy, with TLS that trusts the proxy's CA.
+pub(crate) async fn establish(mut tcp: TcpStream, authority: &str, server_name: &str, ca: &Ca) -> io::Result<Client> {
+    tcp.write_all(format!("CONNECT {authority} HTTP/1.1\r\nHost: {authority}\r\n\r\n").as_bytes())
+        .await?;
+    let mut head = Vec::new();
+    while !head.ends_with(b"\r\n\r\n") {
+        let mut byte = [0];
+        if patiently(tcp.read(&mut byte)).await? == 0 {
+            return Err(io::Error::other(String::from_utf8_lossy(&head).into_owned()));
+        }
+        head.extend_from_slice(&byte);
+    }
+    if !head.starts_with(b"HTTP/1.1 200 ") {
+        let _ = tcp.read_to_end(&mut head).await;
+        return Err(io::Error::other(String::from_utf8_lossy(&head).into_owned()));
+    }
+    assert_eq!(head, b"HTTP/1.1 200 Connection established\r\n\r\n", "case 56");
+    let connector = TlsConnector::from(Arc::new(client_config(ca)));
+    let name = ServerName::try_from(server_name.to_owned()).unwrap();
+    let stream = patiently(connector.connect(name, tcp)).await?;
+    Ok(Client {
+        stream,
+        buffer: Vec::new(),
+    })
 }
 
 pub(crate) struct Lab {
@@ -228,6 +260,7 @@ impl Lab {
             },
             max_connections: setup.max_connections,
             max_connections_per_client: setup.max_connections_per_client,
+            memory_budget: setup.memory_budget,
             drain_timeout: setup.drain_timeout,
             timeouts: setup.timeouts,
             resolver: setup.resolver.unwrap_or_else(|| Arc::new(StaticResolver(names))),
@@ -262,10 +295,12 @@ impl Lab {
         resolver: Arc<dyn Resolve>,
     ) -> (Reloader, Shared) {
         let (reloader, state) = Reloader::start(directories(self.directory.path()), resolver).unwrap();
+        let metrics = Metrics::new(&mut Registry::default());
         let shared = Shared {
             state: ArcSwap::from_pointee(state),
             audit: Arc::new(|_| {}),
-            metrics: Metrics::new(&mut Registry::default()),
+            memory: Memory::new(MEMORY_BUDGET, metrics.held.clone(), metrics.over_memory.clone()),
+            metrics,
             drain: CancellationToken::new(),
             timeouts,
             large_heads,
@@ -275,12 +310,14 @@ impl Lab {
 
     /// A tunnel through this stream, whose TLS is established.
     pub(crate) fn tunnel_over<'a, S>(&self, stream: S, shared: &'a Shared) -> Tunnel<'a, S> {
+        let client = IpAddr::from([127, 0, 0, 1]);
         Tunnel {
             stream,
-            client: "127.0.0.1".parse().unwrap(),
+            client,
             authority: Authority::parse(&self.authority()).unwrap(),
             label: self.authority(),
             kubernetes: true,
+            share: shared.memory.share(client),
             shared,
         }
     }
@@ -327,29 +364,7 @@ impl Lab {
     }
 
     pub(crate) async fn try_tunnel(&self, authority: &str, server_name: &str) -> io::Result<Client> {
-        let mut tcp = TcpStream::connect(self.proxy).await?;
-        tcp.write_all(format!("CONNECT {authority} HTTP/1.1\r\nHost: {authority}\r\n\r\n").as_bytes())
-            .await?;
-        let mut head = Vec::new();
-        while !head.ends_with(b"\r\n\r\n") {
-            let mut byte = [0];
-            if patiently(tcp.read(&mut byte)).await? == 0 {
-                return Err(io::Error::other(String::from_utf8_lossy(&head).into_owned()));
-            }
-            head.extend_from_slice(&byte);
-        }
-        if !head.starts_with(b"HTTP/1.1 200 ") {
-            let _ = tcp.read_to_end(&mut head).await;
-            return Err(io::Error::other(String::from_utf8_lossy(&head).into_owned()));
-        }
-        assert_eq!(head, b"HTTP/1.1 200 Connection established\r\n\r\n", "case 56");
-        let connector = TlsConnector::from(Arc::new(client_config(&self.ca)));
-        let name = ServerName::try_from(server_name.to_owned()).unwrap();
-        let stream = patiently(connector.connect(name, tcp)).await?;
-        Ok(Client {
-            stream,
-            buffer: Vec::new(),
-        })
+        establish(TcpStream::connect(self.proxy).await?, authority, server_name, &self.ca).await
     }
 
     pub(crate) async fn tunnel(&self) -> Client {

@@ -14,6 +14,7 @@ mod bad_files;
 mod carriers;
 mod client;
 mod clients;
+mod exhaustion;
 mod faults;
 mod harness;
 mod paths;

@@ -367,7 +367,7 @@ pub fn spawn_bash(spawn: BashSpawn<'_>) -> io::Result<i32> {
             }
         }
     };
-    // SAFETY: see there.
+    // SAFETY: `in_child` makes only async-signal-safe system calls, and touches only what was made before the fork.
     unsafe { program.start([control.as_fd(), nowhere.as_fd(), status.as_fd()], in_child) }
 }
 

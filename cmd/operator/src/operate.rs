@@ -9,11 +9,13 @@ use cli_mcp_controllers::controller::{Controller, WatchEnded};
 use cli_mcp_controllers::error::text;
 use cli_mcp_controllers::metrics::Metrics;
 use cli_mcp_controllers::{Scope, Settings};
+use cli_mcp_serving::metrics::register_runtime;
 use cli_mcp_serving::{probes as listener, shutdown};
 use kube::api::ListParams;
 use kube::{Api, Client, Config};
 use prometheus_client::registry::Registry;
 use tokio::net::TcpListener;
+use tokio::runtime::Handle;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
@@ -129,6 +131,10 @@ pub async fn operate(invocation: Invocation) -> Result<(), OperateError> {
 
     let identity = invocation.pod_name.clone().unwrap_or_else(random_identity);
     let mut registry = Registry::default();
+    register_runtime(
+        registry.sub_registry_with_prefix("cli_mcp_operator"),
+        &Handle::current(),
+    );
     let counters = Metrics::register(&mut registry);
     let (controller, mut watches) =
         Controller::start(fenced, settings, scopes, counters.clone(), Some(identity.clone()));

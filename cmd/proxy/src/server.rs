@@ -7,11 +7,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
+use cli_mcp_serving::metrics::register_runtime;
 use cli_mcp_serving::places::{Place, Places};
 use cli_mcp_serving::probes;
 use prometheus_client::registry::Registry;
 use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpListener, TcpStream};
+use tokio::runtime::Handle;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
@@ -87,6 +89,7 @@ impl Proxy {
     pub async fn bind(settings: Settings) -> Result<Self, StartError> {
         let (reloader, state) = Reloader::start(settings.directories, settings.resolver)?;
         let mut registry = Registry::with_prefix("cli_mcp_proxy");
+        register_runtime(&mut registry, &Handle::current());
         let metrics = Metrics::new(&mut registry);
         let memory = Memory::new(
             settings.memory_budget,

@@ -2,4 +2,4 @@
 
 pub mod steps;
 
-pub use cli_mcp_client::session;
+pub use cli_mcp_client::{session, stream};

@@ -53,14 +53,23 @@ const METRICS: [(&str, &str, &str, &[&str]); 4] = [
         "server",
         "over HTTPS on port 8443 for callers with the right `get` on `climcpinstances/mcp`, and where `--health-address` says",
         "cli_mcp_server",
-        &["cmd/server/src", "pkg/serving/src/auth.rs"],
+        &[
+            "cmd/server/src",
+            "pkg/serving/src/auth.rs",
+            "pkg/serving/src/metrics.rs",
+        ],
     ),
-    ("proxy", "on port 8081", "cli_mcp_proxy", &["cmd/proxy/src"]),
+    (
+        "proxy",
+        "on port 8081",
+        "cli_mcp_proxy",
+        &["cmd/proxy/src", "pkg/serving/src/metrics.rs"],
+    ),
     (
         "operator",
         "where `--metrics-bind-address` says, to callers that may get the non-resource URL `/metrics`",
         "cli_mcp_operator",
-        &["controllers/src"],
+        &["controllers/src", "pkg/serving/src/metrics.rs"],
     ),
     (
         "agent",

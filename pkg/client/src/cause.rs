@@ -7,6 +7,8 @@ use rmcp::service::ClientInitializeError;
 use rmcp::transport::DynamicTransportError;
 use rmcp::transport::streamable_http_client::StreamableHttpError;
 
+use crate::session::FailedCall;
+
 /// The error and its causes, outermost first; a cause that the text before it tells already is left out.
 #[must_use]
 pub fn chain(error: &(dyn Error + 'static)) -> String {
@@ -36,6 +38,29 @@ pub(crate) fn of_call(error: &ServiceError) -> String {
     }
 }
 
+pub(crate) fn tells(error: &ServiceError) -> FailedCall {
+    match error {
+        // Also what the SDK makes of a stream that ended before its result.
+        ServiceError::TransportClosed => FailedCall::Unanswered,
+        ServiceError::TransportSend(error) => match error.error.downcast_ref::<StreamableHttpError<reqwest::Error>>() {
+            Some(
+                StreamableHttpError::Sse(_)
+                | StreamableHttpError::Io(_)
+                | StreamableHttpError::Client(_)
+                | StreamableHttpError::UnexpectedEndOfStream
+                | StreamableHttpError::TransportChannelClosed,
+            ) => FailedCall::Unanswered,
+            Some(StreamableHttpError::AuthRequired(_) | StreamableHttpError::InsufficientScope(_)) => {
+                FailedCall::Refused
+            }
+            // The SDK drops the body, and keeps this header, which says that it is worth asking again.
+            Some(StreamableHttpError::HttpStatus(status)) if status.retry_after.is_some() => FailedCall::Refused,
+            _ => FailedCall::Wrong,
+        },
+        _ => FailedCall::Wrong,
+    }
+}
+
 /// The SDK (3.11) names its transport's Rust type, and breaks the chain at the HTTP client's error.
 fn of_transport(error: &DynamicTransportError) -> String {
     match error.error.downcast_ref::<StreamableHttpError<reqwest::Error>>() {
@@ -57,7 +82,12 @@ fn of_transport(error: &DynamicTransportError) -> String {
 mod tests {
     use std::net::TcpListener;
 
-    use crate::session::Endpoint;
+    use rmcp::model::ErrorData;
+    use rmcp::transport::streamable_http_client::{HttpStatusError, StreamableHttpError};
+    use rmcp::transport::{DynamicTransportError, StreamableHttpClientTransport};
+    use rmcp::{RoleClient, ServiceError};
+
+    use crate::session::{Endpoint, FailedCall, SessionError};
 
     #[derive(Debug, thiserror::Error)]
     #[error("{0}")]
@@ -72,6 +102,37 @@ mod tests {
             super::chain(&outer),
             "request failed: cannot connect: connection refused"
         );
+    }
+
+    #[test]
+    fn a_broken_connection_is_told_from_a_refusal_and_from_a_wrong_answer() {
+        let transport = |error: StreamableHttpError<reqwest::Error>| {
+            type Http = StreamableHttpClientTransport<reqwest::Client>;
+            ServiceError::TransportSend(DynamicTransportError::new::<Http, RoleClient>(error))
+        };
+        let status = |status, retry_after: Option<&str>| {
+            transport(HttpStatusError::new(status, retry_after.map(str::to_owned)).into())
+        };
+        for (error, expected) in [
+            (ServiceError::TransportClosed, FailedCall::Unanswered),
+            (
+                transport(StreamableHttpError::UnexpectedEndOfStream),
+                FailedCall::Unanswered,
+            ),
+            (status(503, Some("2")), FailedCall::Refused),
+            (status(500, None), FailedCall::Wrong),
+            (
+                transport(StreamableHttpError::UnexpectedServerResponse("HTTP 404: ".into())),
+                FailedCall::Wrong,
+            ),
+            (
+                ServiceError::McpError(ErrorData::internal_error("no", None)),
+                FailedCall::Wrong,
+            ),
+        ] {
+            let error = SessionError::Call(error);
+            assert_eq!(error.tells(), expected, "{error:?}");
+        }
     }
 
     #[tokio::test]

@@ -58,6 +58,29 @@ pub enum SessionError {
     Result(String),
 }
 
+/// What a failed call tells of itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FailedCall {
+    /// The connection broke: nobody can say whether the call was served.
+    Unanswered,
+    /// An HTTP status with which a server turns a request away before it looks at the call.
+    Refused,
+    /// An answer that a server should never give to a call.
+    Wrong,
+}
+
+impl SessionError {
+    /// What this tells of the call that it ended.
+    #[must_use]
+    pub fn tells(&self) -> FailedCall {
+        match self {
+            Self::Http(_) | Self::Connect { .. } => FailedCall::Unanswered,
+            Self::Call(error) => cause::tells(error),
+            Self::Result(_) => FailedCall::Wrong,
+        }
+    }
+}
+
 /// What `bash` returned.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
 pub struct BashResult {

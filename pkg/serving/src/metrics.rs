@@ -4,7 +4,11 @@ use std::sync::Arc;
 
 use axum::response::{IntoResponse, Response};
 use http::{StatusCode, header};
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
+use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
+use tokio::runtime::{Handle, RuntimeMetrics};
 
 /// Media type of the OpenMetrics text format
 /// (<https://github.com/prometheus/OpenMetrics/blob/v1.0.0/specification/OpenMetrics.md#overall-structure>).
@@ -28,6 +32,24 @@ pub fn response(registry: &Registry) -> Response {
     }
 }
 
+/// Registers what the async runtime says of itself when it is asked.
+pub fn register_runtime(registry: &mut Registry, runtime: &Handle) {
+    registry.register_collector(Box::new(Runtime(runtime.metrics())));
+}
+
+#[derive(Debug)]
+struct Runtime(RuntimeMetrics);
+
+impl Collector for Runtime {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
+        let tasks = self.0.num_alive_tasks();
+        let (name, help, value) = ("runtime_tasks", "Tasks of the async runtime that have not ended", tasks);
+        let gauge = ConstGauge::new(i64::try_from(value).unwrap_or(i64::MAX));
+        let metric = encoder.encode_descriptor(name, help, None, gauge.metric_type())?;
+        gauge.encode(metric)
+    }
+}
+
 /// A filled registry; nothing can be registered any more.
 pub type SharedRegistry = Arc<Registry>;
 
@@ -36,6 +58,26 @@ mod tests {
     use prometheus_client::metrics::counter::Counter;
 
     use super::*;
+
+    #[tokio::test]
+    async fn a_task_is_counted_until_it_ends() {
+        let mut registry = Registry::with_prefix("cli_mcp");
+        register_runtime(&mut registry, &Handle::current());
+        let tasks = || {
+            let mut text = String::new();
+            prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
+            let line = text
+                .lines()
+                .find_map(|line| line.strip_prefix("cli_mcp_runtime_tasks "));
+            line.unwrap().parse::<u64>().unwrap()
+        };
+        let before = tasks();
+        let task = tokio::spawn(std::future::pending::<()>());
+        assert_eq!(tasks(), before + 1);
+        task.abort();
+        let _ = task.await;
+        assert_eq!(tasks(), before);
+    }
 
     #[test]
     fn the_answer_is_openmetrics() {

@@ -16,7 +16,10 @@ use crate::partition::reaches_the_api;
 /// The kind of the one object outside the namespace, which all instances share.
 pub const CLUSTER_SCOPED: &str = "clusterrolebinding";
 
-/// Its name.
+/// The Secret without whose former content no session goes on: kind, and what its name has behind the instance's.
+pub const HMAC_KEY: (&str, &str) = ("secret", "-hmac");
+
+/// Name of the one object outside the namespace.
 const AUTH_DELEGATOR: &str = "cli-mcp-auth-delegator";
 
 /// Deletes a child of the instance, by its kind and what its name has behind `cli-mcp-<instance>`, and checks what holds
@@ -35,7 +38,7 @@ pub async fn strike(kind: &str, suffix: &str, instance: &mut Instance, clients: 
     match (kind, suffix) {
         (CLUSTER_SCOPED, _) => auth_delegator(instance).await,
         ("serviceaccount", "-client") => client_account(instance, clients).await,
-        ("secret", "-hmac") => hmac_key(instance, clients).await,
+        HMAC_KEY => hmac_key(instance, clients).await,
         ("secret", "-proxy-ca") => proxy_ca(instance).await,
         _ => remove(instance, kind, suffix),
     }
@@ -146,10 +149,10 @@ async fn client_account(instance: &mut Instance, clients: &[Client]) -> Result<(
 /// sandboxes stay until somebody does, and then the session begins anew.
 async fn hmac_key(instance: &Instance, clients: &[Client]) -> Result<()> {
     let sandboxes = invariants::pods(instance)?;
-    let servers = uids(instance, "server")?;
+    let servers = invariants::component(instance, "server")?;
     remove(instance, "secret", "-hmac")?;
     cluster::eventually("servers with another key", async || {
-        let now = uids(instance, "server")?;
+        let now = invariants::component(instance, "server")?;
         ensure!(!now.is_empty() && now.is_disjoint(&servers), "{now:?}");
         Ok(())
     })
@@ -204,12 +207,4 @@ async fn proxy_ca(instance: &Instance) -> Result<()> {
         reaches
     })
     .await
-}
-
-/// UIDs of the pods of a component.
-fn uids(instance: &Instance, component: &str) -> Result<BTreeSet<String>> {
-    let label = format!("cli-mcp.redhat.com/component={component}");
-    let path = "jsonpath={.items[*].metadata.uid}";
-    let uids = kubectl::ok(&["-n", &instance.namespace, "get", "pods", "-l", &label, "-o", path])?;
-    Ok(uids.split_whitespace().map(str::to_owned).collect())
 }

@@ -1,13 +1,15 @@
 //! The faults.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use cli_mcp_e2e::instance::Instance;
 use cli_mcp_e2e::node::processes;
 use cli_mcp_e2e::{cluster, kubectl};
 
 use crate::gate::{self, Precondition};
+use crate::lease::{self, Clock, Holder};
 use crate::load::Client;
 use crate::node::{self, OPERATOR};
 use crate::order::Order;
@@ -16,9 +18,9 @@ use crate::{deletion, invariants, partition};
 /// What is done to the system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// `kill -9` of a process of one of the programs.
+    /// `kill -9` of a process of one of the programs, several times.
     Kill(&'static str),
-    /// `SIGSTOP` of all processes of one of the programs, and `SIGCONT` some seconds later.
+    /// `SIGSTOP` of all processes of one of the programs, and `SIGCONT` some seconds later; of the operator once its Lease is over.
     Pause(&'static str),
     /// `kill -9` of a component of the cluster, which stays away for some seconds.
     Restart(&'static str),
@@ -33,16 +35,16 @@ pub enum Fault {
     NoEnforcement,
     /// Every Deployment is rolled.
     Roll,
-    /// One sandbox fills its disk.
+    /// One sandbox fills its disk. That of the node is never filled: it is the machine's.
     Disk,
-    /// The operator's Lease is held by a stranger whose clock is an hour ahead.
-    Lease,
+    /// The operator's Lease is written by somebody whose clock is wrong.
+    Lease(Holder, Clock),
     /// A sandbox is deleted behind everyone's back.
     Pod,
 }
 
 /// Each of them once.
-pub const ALL: [Fault; 41] = [
+pub const ALL: [Fault; 44] = [
     Fault::Kill("operator"),
     Fault::Kill("server"),
     Fault::Kill("proxy"),
@@ -82,48 +84,71 @@ pub const ALL: [Fault; 41] = [
     Fault::NoEnforcement,
     Fault::Roll,
     Fault::Disk,
-    Fault::Lease,
+    Fault::Lease(Holder::Stranger, Clock::Ahead),
+    Fault::Lease(Holder::Stranger, Clock::Behind),
+    Fault::Lease(Holder::Own, Clock::Ahead),
+    Fault::Lease(Holder::Own, Clock::Behind),
     Fault::Pod,
 ];
 
+/// So often a program is killed, one of its processes at a time.
+const KILLS: usize = 3;
+
 impl Fault {
-    /// Whether it may cost a session its sandbox.
+    /// How long the operator may take to say that the instance is Ready once everything else is whole: it hears of what it watches
+    /// at once. Longer where it may have to wait for its Lease, or for the kubelet to start it again for the third time.
     #[must_use]
-    pub fn may_end_sandboxes(self) -> bool {
-        matches!(
+    pub fn ready_within(self) -> Duration {
+        let leads_anew = matches!(
             self,
-            Self::Kill("agent") | Self::Disk | Self::Pod | Self::Delete("secret", "-hmac")
-        )
+            Self::Kill("operator")
+                | Self::Pause("operator")
+                | Self::Restart("etcd" | "kube-apiserver" | "containerd" | "kubelet")
+                | Self::Roll
+                | Self::Lease(..)
+        );
+        Duration::from_secs(if leads_anew { 90 } else { 30 })
     }
 
-    /// Does it, and undoes what does not mend itself.
+    /// Does it, and undoes what does not mend itself. Returns the sessions whose sandboxes it ended.
     ///
     /// # Errors
     ///
     /// When it could not be done, or the gate was open in it.
-    pub async fn strike(self, instance: &mut Instance, clients: &[Client], order: &mut Order) -> Result<()> {
-        let pause = Duration::from_millis(500 + order.below(2500) as u64);
+    pub async fn strike(
+        self,
+        instance: &mut Instance,
+        clients: &[Client],
+        order: &mut Order,
+    ) -> Result<BTreeSet<String>> {
+        let none = BTreeSet::new();
         match self {
-            Self::Kill(program) => {
-                let pids = processes(program, &[&instance.namespace, OPERATOR])?;
-                ensure!(!pids.is_empty(), "no process of {program}");
-                let victim = pids[order.below(pids.len())].clone();
-                node::kill(&[victim])
-            }
+            Self::Kill(program) => kill(program, instance, order).await,
             Self::Pause(program) => {
+                let length = match program {
+                    // While it is stopped its Lease is over: it must find out before it writes.
+                    "operator" => lease::lasts()?,
+                    _ => Duration::ZERO,
+                };
                 let held = node::hold(&processes(program, &[&instance.namespace, OPERATOR])?)?;
-                tokio::time::sleep(Duration::from_secs(3) + pause).await;
-                held.end()
+                tokio::time::sleep(length + Duration::from_secs(3) + some_time(order)).await;
+                held.end().map(|()| none)
             }
             Self::Restart(component) => {
-                let away = format!("{}", pause.as_secs_f32());
+                let away = format!("{}", some_time(order).as_secs_f32());
                 tokio::task::spawn_blocking(move || node::restart(component, &away)).await??;
                 cluster::eventually("an answer of the API server", async || {
                     kubectl::ok(&["--request-timeout=3s", "get", "--raw", "/readyz"]).map(drop)
                 })
                 .await
+                .map(|()| none)
             }
-            Self::Delete(kind, suffix) => deletion::strike(kind, suffix, instance, clients).await,
+            Self::Delete(kind, suffix) => {
+                deletion::strike(kind, suffix, instance, clients).await?;
+                let cuts_off = (kind, suffix) == deletion::HMAC_KEY;
+                let ended = clients.iter().filter(|_| cuts_off);
+                Ok(ended.map(|client| client.id.clone()).collect())
+            }
             Self::Endpoints => {
                 let held = node::hold(&[node::component("kube-controller-manager")?])?;
                 kubectl::delete_all(
@@ -132,17 +157,17 @@ impl Fault {
                     &format!("kubernetes.io/service-name=cli-mcp-{}-proxy", instance.name),
                 )?;
                 gate::stays_shut(instance, Precondition::ProxyEndpoint).await?;
-                held.end()
+                held.end().map(|()| none)
             }
-            Self::Partition => partition::strike(instance).await,
-            Self::NoEnforcement => no_enforcement(instance).await,
+            Self::Partition => partition::strike(instance).await.map(|()| none),
+            Self::NoEnforcement => no_enforcement(instance).await.map(|()| none),
             Self::Roll => {
                 kubectl::ok(&["-n", &instance.namespace, "rollout", "restart", "deployment"])?;
                 kubectl::ok(&["-n", OPERATOR, "rollout", "restart", "deployment"])?;
                 for namespace in [&instance.namespace, OPERATOR] {
                     kubectl::ok(&["-n", namespace, "rollout", "status", "deployment", "--timeout=180s"])?;
                 }
-                Ok(())
+                Ok(none)
             }
             Self::Disk => {
                 let id = random_session(instance, order)?;
@@ -155,47 +180,55 @@ impl Fault {
                     ensure!(now != before, "session {id} keeps its pod");
                     Ok(())
                 })
-                .await
+                .await?;
+                Ok(BTreeSet::from([id]))
             }
-            Self::Lease => lease(instance).await,
+            Self::Lease(holder, clock) => lease::strike(instance, holder, clock).await.map(|()| none),
             Self::Pod => {
                 let session = random_session(instance, order)?;
-                kubectl::delete_all(
-                    &instance.namespace,
-                    "pod",
-                    &format!("cli-mcp.redhat.com/session-id={session}"),
-                )
+                let label = format!("cli-mcp.redhat.com/session-id={session}");
+                kubectl::delete_all(&instance.namespace, "pod", &label)?;
+                Ok(BTreeSet::from([session]))
             }
         }
     }
+}
+
+/// Half a second to three.
+fn some_time(order: &mut Order) -> Duration {
+    Duration::from_millis(500 + order.below(2500) as u64)
+}
+
+/// Kills processes of a program, one after the other, each as soon as one runs after some time: what is on its way then is not the
+/// same each time. Returns the sessions whose sandboxes were among them.
+async fn kill(program: &str, instance: &Instance, order: &mut Order) -> Result<BTreeSet<String>> {
+    let mut ended = BTreeSet::new();
+    for _ in 0..KILLS {
+        tokio::time::sleep(some_time(order)).await;
+        let pids = cluster::eventually("a process to kill", async || {
+            let pids = processes(program, &[&instance.namespace, OPERATOR])?;
+            ensure!(!pids.is_empty(), "no process of {program}");
+            Ok(pids)
+        })
+        .await?;
+        let victim = pids[order.below(pids.len())].clone();
+        let cgroup = node::cgroup(&victim)?;
+        ended.extend(session_of(&cgroup, invariants::pods(instance)?));
+        node::kill(&[victim])?;
+    }
+    Ok(ended)
+}
+
+/// The session in whose pod a process is: the pod's cgroup is named after its UID.
+fn session_of(cgroup: &str, pods: BTreeMap<String, String>) -> Option<String> {
+    pods.into_iter()
+        .find_map(|(session, uid)| cgroup.contains(&uid).then_some(session))
 }
 
 fn random_session(instance: &Instance, order: &mut Order) -> Result<String> {
     let sessions: Vec<_> = invariants::pods(instance)?.into_keys().collect();
     ensure!(!sessions.is_empty(), "no session has a pod");
     Ok(sessions[order.below(sessions.len())].clone())
-}
-
-/// A stranger takes the Lease with a time far in the future, and falls silent. The operator must lead again.
-async fn lease(instance: &Instance) -> Result<()> {
-    let lease = kubectl::ok(&["-n", OPERATOR, "get", "lease", "-o", "name"])?;
-    let lease = lease.lines().next().context("the operator has no Lease")?;
-    let patch = r#"{"spec":{"holderIdentity":"a-stranger","renewTime":"2099-01-01T00:00:00.000000Z","acquireTime":"2099-01-01T00:00:00.000000Z"}}"#;
-    kubectl::ok(&["-n", OPERATOR, "patch", lease, "--type=merge", "-p", patch])?;
-    cluster::eventually("an operator that leads", async || {
-        let holder = kubectl::ok(&["-n", OPERATOR, "get", lease, "-o", "jsonpath={.spec.holderIdentity}"])?;
-        ensure!(holder != "a-stranger", "{holder}");
-        Ok(())
-    })
-    .await?;
-    kubectl::ok(&[
-        "-n",
-        &instance.namespace,
-        "delete",
-        "networkpolicy",
-        &format!("cli-mcp-{}-proxy", instance.name),
-    ])
-    .map(drop)
 }
 
 /// As with a network plugin that fails open: the agents find the way to the API server, whatever the policies say. No command
@@ -244,4 +277,20 @@ async fn no_enforcement(instance: &Instance) -> Result<()> {
     running.delete().await?;
     fresh.delete().await?;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_is_in_the_sandbox_of_the_session_whose_pod_names_its_cgroup() {
+        let pods = BTreeMap::from([
+            ("one".to_owned(), "1-a".to_owned()),
+            ("two".to_owned(), "2-b".to_owned()),
+        ]);
+        let of = |cgroup: &str| session_of(cgroup, pods.clone());
+        assert_eq!(of("0::/cli-mcp-dev/kubepods/pod2-b/c\n").as_deref(), Some("two"));
+        assert_eq!(of("0::/cli-mcp-dev/kubepods/pod3-c/c\n"), None);
+    }
 }

@@ -1,12 +1,14 @@
 //! What the programs hold, and what they ask of the API server: figures that must not grow with time.
 
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::io::{BufRead, BufReader, Seek, SeekFrom};
 
 use anyhow::{Context, Result, ensure};
-use cli_mcp_e2e::{cluster, node};
+use cli_mcp_e2e::{kubectl, metrics, node};
 use serde_json::Value;
+
+use crate::trend;
+use crate::witness::audit_log;
 
 /// The programs that are looked at.
 pub const PROGRAMS: [&str; 4] = ["operator", "server", "proxy", "agent"];
@@ -24,38 +26,100 @@ pub struct Held {
     pub threads: u64,
     /// Children that ended and were not waited for.
     pub zombies: u64,
+    /// Tasks of the async runtime that have not ended, as the program's metrics say; none of the agent's.
+    pub tasks: u64,
 }
 
-impl Held {
-    /// Whether this is no more than before, but for `memory` KiB a process of what an allocator keeps, and a descriptor or
-    /// thread of whatever happens to be going on.
-    ///
-    /// # Errors
-    ///
-    /// What grew.
-    pub fn flat_since(&self, before: &Self, memory: u64) -> Result<()> {
-        ensure!(
-            self.processes == before.processes,
-            "not the same processes: {before:?}, then {self:?}"
-        );
-        ensure!(
-            self.resident <= before.resident + memory * self.processes,
-            "memory grew: {before:?}, then {self:?}"
-        );
-        ensure!(
-            self.descriptors <= before.descriptors + 4 * self.processes,
-            "descriptors grew: {before:?}, then {self:?}"
-        );
-        ensure!(
-            self.threads <= before.threads + 2 * self.processes,
-            "threads grew: {before:?}, then {self:?}"
-        );
-        ensure!(self.zombies == 0, "zombies: {self:?}");
-        Ok(())
+/// What a process may seem to keep of memory over a run, KiB: what an allocator holds on to for a while. An hour of the load is
+/// some eight thousand calls, so that this is a hundred bytes for each that a server passes on, and five hundred for each that an
+/// agent runs: whoever keeps something of a call keeps more.
+const MEMORY: f64 = 1024.0;
+
+/// What all processes of a program may seem to keep of descriptors, threads or tasks over a run: what happens to be going on. One
+/// more a round in any one of them is more.
+const COUNT: f64 = 4.0;
+
+/// What the same program held, one time after the other, did not grow, by its slope.
+///
+/// # Errors
+///
+/// What grew.
+pub fn is_flat(series: &[Held]) -> Result<()> {
+    let processes = series.first().map_or(0, |first| first.processes);
+    for held in series {
+        ensure!(held.processes == processes, "not the same processes: {series:?}");
+        ensure!(held.zombies == 0, "zombies: {series:?}");
     }
+    let is_flat = |name: &str, of: fn(&Held) -> u64, most: f64| {
+        let values: Vec<f64> = series.iter().map(|held| of(held) as f64).collect();
+        let grown = trend::growth(&values);
+        ensure!(
+            grown <= most,
+            "{name} grew by {grown:.1} in {processes} processes: {values:?}"
+        );
+        Ok(())
+    };
+    is_flat(
+        "resident memory in KiB",
+        |held| held.resident,
+        MEMORY * processes as f64,
+    )?;
+    is_flat("the number of descriptors", |held| held.descriptors, COUNT)?;
+    is_flat("the number of threads", |held| held.threads, COUNT)?;
+    is_flat("the number of tasks", |held| held.tasks, COUNT)
 }
 
-/// Looks at every process of every program in these namespaces.
+/// What is asked of the API server a call did not grow by a tenth of what it is. What is asked by the clock, such as renewals of
+/// Leases and watches, is no more a call in one round than in another, as long as each has as many calls: the constant is for
+/// when it does not.
+///
+/// # Errors
+///
+/// By how much it grew.
+pub fn asks_no_more(a_call: &[f64]) -> Result<()> {
+    let grown = trend::growth(a_call);
+    let mean = a_call.iter().sum::<f64>() / a_call.len().max(1) as f64;
+    ensure!(
+        grown <= mean * 0.1 + 0.02,
+        "requests to the API server a call grew by {grown:.3}: {a_call:?}"
+    );
+    Ok(())
+}
+
+/// Tasks of a program's pods in a namespace, as their metrics say.
+///
+/// # Errors
+///
+/// When there is none, or its metrics cannot be had.
+pub fn tasks(namespace: &str, program: &str) -> Result<u64> {
+    let label = format!("cli-mcp.redhat.com/component={program}");
+    let pods = kubectl::names(namespace, "pods", &label)?;
+    ensure!(!pods.is_empty(), "no pod of {program}");
+    pods.iter()
+        .map(|pod| {
+            let text = metrics::of_pod(namespace, pod.trim_start_matches("pod/"))?;
+            runtime_tasks(&text, program)
+        })
+        .sum()
+}
+
+/// Those of the operator, for a bearer of this token.
+///
+/// # Errors
+///
+/// When its metrics cannot be had.
+pub fn tasks_of_operator(token: &str) -> Result<u64> {
+    let (status, text) = metrics::of_operator(Some(token))?;
+    ensure!(status == 200, "{status} {text}");
+    runtime_tasks(&text, "operator")
+}
+
+fn runtime_tasks(text: &str, program: &str) -> Result<u64> {
+    let series = format!("cli_mcp_{program}_runtime_tasks");
+    metrics::value(text, &series).with_context(|| format!("no {series} in {text}"))
+}
+
+/// Looks at every process of every program in these namespaces, from outside.
 ///
 /// # Errors
 ///
@@ -108,7 +172,7 @@ impl Requests {
     ///
     /// When the log cannot be read.
     pub fn from_now() -> Result<Self> {
-        Ok(Self(open()?.seek(SeekFrom::End(0))?))
+        Ok(Self(audit_log()?.seek(SeekFrom::End(0))?))
     }
 
     /// Requests since then of each ServiceAccount of the namespaces.
@@ -117,7 +181,7 @@ impl Requests {
     ///
     /// When the log cannot be read, or was rotated meanwhile.
     pub fn count(&self, namespaces: &[&str]) -> Result<BTreeMap<String, u64>> {
-        let mut log = open()?;
+        let mut log = audit_log()?;
         ensure!(
             log.metadata()?.len() >= self.0,
             "the audit log is shorter than it was: it was rotated"
@@ -143,45 +207,53 @@ impl Requests {
     }
 }
 
-fn open() -> Result<File> {
-    let path = cluster::setting("DEVCLUSTER_AUDIT_LOG")?;
-    File::open(&path).with_context(|| path.clone())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn the_figures_of_processes_are_added_and_growth_is_told() {
-        let before = sum("1000 4 12\nzombie\n500 3 10\n").unwrap();
-        assert_eq!(
-            before,
-            Held {
-                processes: 2,
-                resident: 1500,
-                threads: 7,
-                descriptors: 22,
-                zombies: 1,
-            }
-        );
-        assert!(before.flat_since(&before, 100).is_err());
-        let whole = Held { zombies: 0, ..before };
-        assert!(whole.flat_since(&before, 100).is_ok());
-        for grown in [
-            Held {
-                resident: 1701,
-                ..whole
-            },
-            Held {
-                descriptors: 31,
-                ..whole
-            },
-            Held { threads: 12, ..whole },
-            Held { processes: 1, ..whole },
-        ] {
-            assert!(grown.flat_since(&whole, 100).is_err(), "{grown:?}");
-        }
+        let held = sum("1000 4 12\nzombie\n500 3 10\n").unwrap();
+        let whole = Held {
+            processes: 2,
+            resident: 1500,
+            threads: 7,
+            descriptors: 22,
+            zombies: 1,
+            tasks: 0,
+        };
+        assert_eq!(held, whole);
         assert!(sum("1 2\n").is_err());
+        assert!(is_flat(&[held, held]).is_err(), "a zombie");
+
+        let whole = Held { zombies: 0, ..whole };
+        let series = |change: fn(&mut Held, u64)| -> Vec<Held> {
+            (0..8)
+                .map(|round| {
+                    let mut held = whole;
+                    change(&mut held, round);
+                    held
+                })
+                .collect()
+        };
+        is_flat(&series(|_, _| {})).unwrap();
+        // Once, and what is within the noise.
+        is_flat(&series(|held, round| held.resident += u64::from(round == 3) * 90_000)).unwrap();
+        is_flat(&series(|held, round| held.resident += round * 200)).unwrap();
+        for grown in [
+            series(|held, round| held.resident += round * 400),
+            series(|held, round| held.descriptors += round),
+            series(|held, round| held.threads += round),
+            series(|held, round| held.tasks += round),
+            series(|held, round| held.processes += u64::from(round == 7)),
+        ] {
+            assert!(is_flat(&grown).is_err(), "{grown:?}");
+        }
+    }
+
+    #[test]
+    fn requests_a_call_that_grow_by_a_tenth_are_told() {
+        asks_no_more(&[0.5, 0.52, 0.49, 0.51]).unwrap();
+        assert!(asks_no_more(&[0.5, 0.53, 0.56, 0.59]).is_err());
     }
 }

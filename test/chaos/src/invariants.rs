@@ -1,10 +1,13 @@
 //! What must hold after every fault.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use cli_mcp_e2e::instance::{self, Instance};
-use cli_mcp_e2e::{cluster, kubectl};
+use cli_mcp_api::labels;
+use cli_mcp_e2e::instance::Instance;
+use cli_mcp_e2e::{cluster, kubectl, setup};
+use serde_json::{Value, json};
 
 use crate::load::Client;
 
@@ -31,6 +34,18 @@ pub fn pods(instance: &Instance) -> Result<BTreeMap<String, String>> {
         .filter_map(|line| line.strip_suffix(' ')?.split_once(' '))
         .map(|(session, uid)| (session.to_owned(), uid.to_owned()))
         .collect())
+}
+
+/// UIDs of the pods of a component.
+///
+/// # Errors
+///
+/// When pods cannot be listed.
+pub fn component(instance: &Instance, component: &str) -> Result<BTreeSet<String>> {
+    let label = format!("cli-mcp.redhat.com/component={component}");
+    let path = "jsonpath={.items[*].metadata.uid}";
+    let uids = kubectl::ok(&["-n", &instance.namespace, "get", "pods", "-l", &label, "-o", path])?;
+    Ok(uids.split_whitespace().map(str::to_owned).collect())
 }
 
 /// Kinds of what an instance has in its namespace besides pods.
@@ -70,9 +85,9 @@ impl Before {
         })
     }
 
-    /// Compares: the instance becomes Ready, every session is served again, no pod of one is lost unless the fault ends
-    /// sandboxes, none whose pod survived has lost anything, no call was wrong, every object is there, and no pod is too
-    /// many.
+    /// Compares: every session is served again, none has lost its pod but those that the fault ended, none whose pod survived
+    /// has lost anything, no call was wrong, every object is there, no pod is too many, and then the instance becomes Ready
+    /// within the time that the fault is given.
     ///
     /// # Errors
     ///
@@ -82,12 +97,9 @@ impl Before {
         instance: &Instance,
         clients: &[Client],
         pool: usize,
-        may_end_sandboxes: bool,
+        ended: &BTreeSet<String>,
+        ready_within: Duration,
     ) -> Result<()> {
-        cluster::eventually("Ready", async || {
-            instance::wait_ready(&instance.namespace, &instance.name)
-        })
-        .await?;
         let during: Vec<_> = clients.iter().map(Client::served).collect();
         for (client, (before, during)) in clients.iter().zip(self.served.iter().zip(&during)) {
             cluster::eventually("every session's next result", async || {
@@ -102,16 +114,11 @@ impl Before {
             .await?;
         }
         let after = pods(instance)?;
+        only_these_lost_theirs(&self.pods, &after, ended)?;
         for (client, resets) in clients.iter().zip(&self.resets) {
             client.verdict()?;
-            let (was, is) = (self.pods.get(&client.id), after.get(&client.id));
             ensure!(
-                was == is || may_end_sandboxes,
-                "session {} lost its pod to a fault that ends none",
-                client.id
-            );
-            ensure!(
-                was != is || client.resets() == *resets,
+                self.pods.get(&client.id) != after.get(&client.id) || client.resets() == *resets,
                 "session {} was reset, and its pod survived",
                 client.id
             );
@@ -122,45 +129,186 @@ impl Before {
             Ok(())
         })
         .await?;
+        let sessions: Vec<_> = clients.iter().map(|client| client.id.as_str()).collect();
         cluster::eventually("a pod for each session and the pool", async || {
-            no_orphans(instance, clients, pool)
+            let list = kubectl::ok(&["-n", &instance.namespace, "get", "pods", "-o", "json"])?;
+            no_orphans(&serde_json::from_str(&list)?, &sessions, pool)
         })
-        .await
+        .await?;
+        becomes_ready(instance, ready_within).await
     }
 }
 
-/// Every sandbox is that of a known session or of the pool, and runs.
-fn no_orphans(instance: &Instance, clients: &[Client], pool: usize) -> Result<()> {
-    let list = kubectl::ok(&[
-        "-n",
-        &instance.namespace,
-        "get",
-        "pods",
-        "-l",
-        "cli-mcp.redhat.com/component=sandbox",
-        "-o",
-        "jsonpath={range .items[*]}{.metadata.name} {.status.phase} [{.metadata.deletionTimestamp}] [{.metadata.labels.cli-mcp\\.redhat\\.com/session-id}]{\"\\n\"}{end}",
-    ])?;
+/// No session but these has another pod than before, or none.
+fn only_these_lost_theirs(
+    before: &BTreeMap<String, String>,
+    after: &BTreeMap<String, String>,
+    ended: &BTreeSet<String>,
+) -> Result<()> {
+    for (session, pod) in before {
+        ensure!(
+            after.get(session) == Some(pod) || ended.contains(session),
+            "session {session} lost its pod to a fault that does not end it"
+        );
+    }
+    Ok(())
+}
+
+/// Every pod of the namespace is one of a Deployment's, or a sandbox that runs, of a known session or of the pool. One that has
+/// lost its labels is nobody's: the operator and the servers look for their own by these.
+fn no_orphans(list: &Value, sessions: &[&str], pool: usize) -> Result<()> {
     let mut unassigned = 0;
-    for line in list.lines() {
-        let mut words = line.split(' ').skip(1);
-        ensure!(words.next() == Some("Running") && words.next() == Some("[]"), "{list}");
-        let session = words.next().context("no session")?.trim_matches(['[', ']']);
-        if session.is_empty() {
-            unassigned += 1;
-        } else {
-            ensure!(
-                clients.iter().any(|client| client.id == session),
-                "a sandbox of session {session}, which is nobody's:\n{list}"
-            );
+    let mut assigned = BTreeSet::new();
+    for pod in list["items"].as_array().context("no list of pods")? {
+        let metadata = &pod["metadata"];
+        let name = &metadata["name"];
+        let owners = metadata["ownerReferences"].as_array().into_iter().flatten();
+        if owners.clone().any(|owner| owner["kind"] == "ReplicaSet") {
+            continue;
+        }
+        ensure!(
+            metadata["labels"][labels::COMPONENT] == "sandbox",
+            "pod {name} is nobody's: {metadata}"
+        );
+        ensure!(
+            owners.clone().any(|owner| owner["kind"] == "CliMcpInstance"),
+            "sandbox {name} has no owner: {metadata}"
+        );
+        ensure!(
+            pod["status"]["phase"] == "Running" && metadata["deletionTimestamp"].is_null(),
+            "sandbox {name} does not run: {metadata}"
+        );
+        match metadata["labels"][labels::SESSION_ID].as_str() {
+            None => unassigned += 1,
+            Some(session) => ensure!(
+                sessions.contains(&session) && assigned.insert(session.to_owned()),
+                "sandbox {name} is of session {session}, which has another or is nobody's"
+            ),
         }
     }
-    ensure!(unassigned == pool, "{unassigned} unassigned, not {pool}:\n{list}");
-    let sessions = list.lines().filter(|line| !line.ends_with("[]")).count();
+    ensure!(unassigned == pool, "{unassigned} unassigned sandboxes, not {pool}");
     ensure!(
-        sessions == clients.len(),
-        "{sessions} sandboxes of {} sessions:\n{list}",
-        clients.len()
+        assigned.len() == sessions.len(),
+        "sandboxes of {assigned:?} only, of {sessions:?}"
     );
     Ok(())
+}
+
+/// What is said of the instance before may be what it was like before the fault. So its spec is changed, in a field that rolls
+/// nothing, and the operator must say that it is Ready as it is then.
+async fn becomes_ready(instance: &Instance, within: Duration) -> Result<()> {
+    let reference = format!("climcpinstance/{}", instance.name);
+    let read = || -> Result<Value> {
+        let text = kubectl::ok(&["-n", &instance.namespace, "get", &reference, "-o", "json"])?;
+        Ok(serde_json::from_str(&text)?)
+    };
+    let before = read()?;
+    let lifetime = if before["spec"]["sandbox"]["maxLifetime"] == "48h" {
+        "47h"
+    } else {
+        "48h"
+    };
+    let patch = json!({"spec": {"sandbox": {"maxLifetime": lifetime}}});
+    setup::patch(&instance.namespace, &instance.name, &patch.to_string())?;
+    let generation = before["metadata"]["generation"].as_i64().context("no generation")? + 1;
+    cluster::within(within, "Ready, as the instance is now", async || {
+        is_ready(&read()?, generation)
+    })
+    .await
+}
+
+/// The instance is Ready as it is from this generation on.
+fn is_ready(instance: &Value, generation: i64) -> Result<()> {
+    let status = &instance["status"];
+    let conditions = status["conditions"].as_array().into_iter().flatten();
+    let ready = conditions
+        .into_iter()
+        .find(|condition| condition["type"] == "Ready")
+        .context("no condition Ready")?;
+    let observed = |value: &Value| {
+        value["observedGeneration"]
+            .as_i64()
+            .is_some_and(|seen| seen >= generation)
+    };
+    ensure!(
+        ready["status"] == "True" && observed(ready) && observed(status),
+        "generation {generation}: {status}"
+    );
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sandbox(name: &str, session: Option<&str>) -> Value {
+        let mut pod = json!({
+            "metadata": {"name": name, "labels": {labels::COMPONENT: "sandbox"},
+                "ownerReferences": [{"kind": "CliMcpInstance"}]},
+            "status": {"phase": "Running"},
+        });
+        if let Some(session) = session {
+            pod["metadata"]["labels"][labels::SESSION_ID] = json!(session);
+        }
+        pod
+    }
+
+    #[test]
+    fn a_pod_that_is_nobodys_is_found() {
+        let server = json!({"metadata": {"name": "server", "ownerReferences": [{"kind": "ReplicaSet"}]}, "status": {"phase": "Failed"}});
+        let whole = [sandbox("a", Some("one")), sandbox("b", None), server];
+        let judge = |pods: &[Value]| no_orphans(&json!({"items": pods}), &["one"], 1);
+        judge(&whole).unwrap();
+        assert!(judge(&whole[..1]).is_err(), "the pool is empty");
+        assert!(judge(&whole[1..]).is_err(), "a session has none");
+        let one_more = |pod: Value| judge(&[&whole[..], &[pod]].concat());
+        for session in [None, Some("one"), Some("two")] {
+            assert!(one_more(sandbox("c", session)).is_err(), "{session:?}");
+        }
+        for (pointer, value) in [
+            ("/metadata/labels", json!({})),
+            ("/metadata/ownerReferences", json!([])),
+            ("/metadata/deletionTimestamp", json!("2026-01-01T00:00:00Z")),
+            ("/status/phase", json!("Failed")),
+        ] {
+            let mut pods = whole.to_vec();
+            let (parent, key) = pointer.rsplit_once('/').unwrap();
+            pods[0].pointer_mut(parent).unwrap()[key] = value;
+            assert!(judge(&pods).is_err(), "{pointer}");
+        }
+    }
+
+    #[test]
+    fn only_the_sessions_that_a_fault_ends_may_have_another_pod() {
+        let pods = |list: &[(&str, &str)]| -> BTreeMap<String, String> {
+            list.iter()
+                .map(|(session, uid)| ((*session).to_owned(), (*uid).to_owned()))
+                .collect()
+        };
+        let ended = BTreeSet::from(["one".to_owned()]);
+        let before = pods(&[("one", "a"), ("two", "b")]);
+        for after in [&before, &pods(&[("one", "c"), ("two", "b")]), &pods(&[("two", "b")])] {
+            only_these_lost_theirs(&before, after, &ended).unwrap();
+        }
+        for after in [pods(&[("one", "a"), ("two", "c")]), pods(&[("one", "a")])] {
+            assert!(only_these_lost_theirs(&before, &after, &ended).is_err(), "{after:?}");
+        }
+    }
+
+    #[test]
+    fn ready_is_what_is_said_of_the_instance_as_it_is_now() {
+        let instance = |status: &str, of_condition: i64, of_status: i64| {
+            json!({"status": {"observedGeneration": of_status,
+                "conditions": [{"type": "Ready", "status": status, "observedGeneration": of_condition}]}})
+        };
+        is_ready(&instance("True", 3, 3), 3).unwrap();
+        for stale in [
+            instance("True", 2, 3),
+            instance("True", 3, 2),
+            instance("False", 3, 3),
+            json!({}),
+        ] {
+            assert!(is_ready(&stale, 3).is_err(), "{stale}");
+        }
+    }
 }

@@ -1,68 +1,42 @@
-//! A steady load: sessions with known state, whose every command leaves a mark of its own in the sandbox.
+//! A steady load: sessions with known state, whose every command leaves a mark of its own in the sandbox, and one outside.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail, ensure};
-use cli_mcp_demo::session::{BashResult, Endpoint, Session};
+use anyhow::{Context, Result, ensure};
+use cli_mcp_demo::session::{BashResult, Endpoint, Session, SessionError};
+use cli_mcp_demo::stream::Stream;
 use cli_mcp_e2e::cluster;
+use serde_json::json;
 
-/// What is known of a command that was sent.
+use crate::history::{self, Ending, Fate, Life};
+use crate::witness;
+
+/// What the commands of a session are like. A fault seldom meets a short one on its way: the long ones are nearly always.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fate {
-    /// It has a result: it ran once.
-    Ran,
-    /// The answer says that it was not run.
-    NotRun,
-    /// It broke off, and the answer says so or the connection does: it ran once or never.
-    Unknown,
+pub enum Work {
+    /// They end at once.
+    Short,
+    /// They last two seconds.
+    Long,
+    /// They last two seconds, and what they print is followed.
+    Followed,
 }
 
-/// What a session went through in one sandbox.
-#[derive(Debug, Default)]
-struct Life {
-    /// Marks of the commands, and their fates.
-    sent: BTreeMap<u64, Fate>,
-    /// The value of the variable that the first command set: another one is another shell.
-    kept: Option<String>,
-    /// Whether an answer was lost since the last result: what it would have told is not known.
-    answer_lost: bool,
-    /// Calls with a result.
-    served: u64,
-    /// Times that the session began anew.
-    resets: u64,
-    /// What must never be.
-    violations: Vec<String>,
-}
-
-impl Life {
-    /// Takes note of an answer; none is one that was lost, as its broken connection says.
-    fn record(&mut self, mark: u64, answer: Option<BashResult>) {
-        let verdict = answer.as_ref().map_or(Ok(Fate::Unknown), |result| fate(mark, result));
-        let fate = match verdict {
-            Ok(fate) => fate,
-            Err(violation) => return self.violations.push(violation),
+impl Work {
+    /// The command of this mark. It prints the mark and the value that the shell keeps; it succeeds if the mark is left.
+    fn command(self, session: &str, mark: u64) -> String {
+        let goes_on = match self {
+            Self::Short => "",
+            Self::Long => "; sleep 2",
+            Self::Followed => "; for tick in 1 2 3 4; do sleep 0.5; echo $tick; done",
         };
-        if let (Fate::Ran, Some(result)) = (fate, &answer) {
-            let kept = result.stdout.split_whitespace().nth(1).map(str::to_owned);
-            if self.kept.is_some() && self.kept != kept {
-                if result.session_reset.is_none() && !self.answer_lost {
-                    self.violations.push(format!(
-                        "command {mark} found another shell, and its answer does not say so"
-                    ));
-                }
-                self.resets += 1;
-                self.sent.clear();
-            }
-            self.kept = kept;
-            self.answer_lost = false;
-            self.served += 1;
-        } else if fate == Fate::Unknown {
-            self.answer_lost = true;
-        }
-        self.sent.insert(mark, fate);
+        let testimony = witness::testimony(session, mark);
+        format!(
+            "echo {mark} >>/workspace/marks && {{ {testimony}; kept=${{kept:-$RANDOM$RANDOM$RANDOM}}; echo {mark} $kept{goes_on}; }}"
+        )
     }
 }
 
@@ -71,6 +45,7 @@ impl Life {
 pub struct Client {
     /// Its id.
     pub id: String,
+    work: Work,
     endpoint: Arc<Mutex<Endpoint>>,
     life: Arc<Mutex<Life>>,
     stop: Arc<AtomicBool>,
@@ -79,9 +54,10 @@ pub struct Client {
 
 impl Client {
     /// Begins a session and its load.
-    pub fn start(endpoint: &Endpoint, id: &str) -> Self {
+    pub fn start(endpoint: &Endpoint, id: &str, work: Work) -> Self {
         let client = Self {
             id: id.to_owned(),
+            work,
             endpoint: Arc::new(Mutex::new(endpoint.clone())),
             life: Arc::default(),
             stop: Arc::default(),
@@ -106,6 +82,18 @@ impl Client {
     #[must_use]
     pub fn resets(&self) -> u64 {
         self.life().resets
+    }
+
+    /// The mark of the command that comes next.
+    #[must_use]
+    pub fn next(&self) -> u64 {
+        self.marks.load(Ordering::Relaxed)
+    }
+
+    /// The commands so far, over all sandboxes.
+    #[must_use]
+    pub fn all(&self) -> BTreeMap<u64, Fate> {
+        self.life().all()
     }
 
     /// Goes on with another token.
@@ -141,10 +129,7 @@ impl Client {
     ///
     /// The first of what must never be.
     pub fn verdict(&self) -> Result<()> {
-        match self.life().violations.first() {
-            Some(violation) => bail!("session {}: {violation}", self.id),
-            None => Ok(()),
-        }
+        self.life().verdict().with_context(|| format!("session {}", self.id))
     }
 
     async fn run(self) {
@@ -168,11 +153,13 @@ impl Client {
     /// One command; false when the connection should be made anew.
     async fn call(&self, session: &Session) -> bool {
         let mark = self.marks.fetch_add(1, Ordering::Relaxed);
-        let command =
-            format!("echo {mark} >>/workspace/marks; kept=${{kept:-$RANDOM$RANDOM$RANDOM}}; echo {mark} $kept");
-        let result = session.bash(&command).await;
+        let command = self.work.command(&self.id, mark);
+        let result = match self.work {
+            Work::Short | Work::Long => session.bash(&command).await,
+            Work::Followed => follow(session, &command).await,
+        };
         let keep = result.is_ok();
-        self.life().record(mark, result.ok());
+        self.life().record(mark, &Ending::from(result));
         keep
     }
 
@@ -185,7 +172,7 @@ impl Client {
         self.verdict()?;
         let (sent, resets) = {
             let life = self.life();
-            (life.sent.clone(), life.resets)
+            (life.here(), life.resets)
         };
         // The servers may be on their way out or in: who gets no answer asks again. What a lost answer told is not known.
         let found = cluster::eventually("the marks", async || {
@@ -211,74 +198,59 @@ impl Client {
                 .entry(line.parse().with_context(|| line.to_owned())?)
                 .or_default() += 1;
         }
-        for (mark, count) in &counts {
-            ensure!(*count == 1, "session {}: command {mark} ran {count} times", self.id);
-        }
-        for (mark, fate) in sent {
-            let ran = counts.contains_key(&mark);
-            match fate {
-                Fate::Ran => ensure!(ran, "session {}: command {mark} has a result and did not run", self.id),
-                Fate::NotRun => ensure!(!ran, "session {}: command {mark} ran, and its answer says not", self.id),
-                Fate::Unknown => {}
-            }
-        }
-        Ok(())
+        history::at_most_once(&sent, &counts)
+            .and_then(|()| history::none_is_missing(&sent, &counts))
+            .with_context(|| format!("session {}, by the marks in its sandbox", self.id))
     }
 }
 
-/// What an answer says of its command.
-///
-/// # Errors
-///
-/// When it says nothing, or something that cannot be.
-fn fate(mark: u64, result: &BashResult) -> Result<Fate, String> {
-    match result.exit_code {
-        Some(0) if result.stdout.split(' ').next() == Some(mark.to_string().as_str()) => Ok(Fate::Ran),
-        Some(0) => Err(format!("command {mark} got the answer of another: {result:?}")),
-        Some(_) => Ok(Fate::Unknown),
-        None if !result.is_error || result.text.is_empty() => Err(format!("command {mark} failed without a word")),
-        None if result.text.contains("was not run") => Ok(Fate::NotRun),
-        None => Ok(Fate::Unknown),
+/// A call whose output is shown as it comes: what was shown is what the result has.
+async fn follow(session: &Session, command: &str) -> Result<BashResult, SessionError> {
+    let mut shown = String::new();
+    let result = session
+        .follow(json!({ "command": command }), |stream, text| {
+            if stream == Stream::Stdout {
+                shown.push_str(text);
+            }
+            Ok::<_, SessionError>(())
+        })
+        .await?;
+    if shown != result.stdout {
+        return Err(SessionError::Result(format!("{shown:?} was shown of {result:?}")));
     }
+    Ok(result)
 }
 
 #[cfg(test)]
 mod tests {
+    use std::process::Command;
+
     use super::*;
 
-    fn answer(exit_code: Option<i32>, stdout: &str, text: &str) -> BashResult {
-        BashResult {
-            exit_code,
-            stdout: stdout.into(),
-            text: text.into(),
-            is_error: exit_code != Some(0),
-            ..BashResult::default()
+    #[test]
+    fn a_command_leaves_its_mark_and_fails_where_it_cannot() {
+        let folder = tempfile::tempdir().unwrap();
+        let run = |work: Work, workspace: &str| {
+            let command = work
+                .command("chaos-0", 7)
+                .replace("/workspace", workspace)
+                // Nothing of this machine is asked.
+                .replace("curl ", "false ")
+                .replace("sleep ", "true ");
+            let output = Command::new("bash").args(["-c", &command]).output().unwrap();
+            (output.status.code(), String::from_utf8(output.stdout).unwrap())
+        };
+        let workspace = folder.path().to_str().unwrap();
+        for (work, lines) in [(Work::Short, 1), (Work::Long, 1), (Work::Followed, 5)] {
+            let (code, stdout) = run(work, workspace);
+            assert!(
+                code == Some(0) && stdout.starts_with("7 "),
+                "{work:?}: {code:?} {stdout}"
+            );
+            assert_eq!(stdout.lines().count(), lines, "{work:?}");
         }
-    }
-
-    #[test]
-    fn a_session_that_begins_anew_must_say_so() {
-        let mut life = Life::default();
-        life.record(1, Some(answer(Some(0), "1 a\n", "")));
-        life.record(2, Some(answer(Some(0), "2 b\n", "")));
-        assert_eq!((life.resets, life.violations.len()), (1, 1));
-        let mut told = answer(Some(0), "3 c\n", "");
-        told.session_reset = Some("evicted".into());
-        life.record(3, Some(told));
-        life.record(4, None);
-        life.record(5, Some(answer(Some(0), "5 d\n", "")));
-        assert_eq!((life.resets, life.violations.len(), life.served), (3, 1, 4));
-    }
-
-    #[test]
-    fn an_answer_says_what_became_of_its_command() {
-        assert_eq!(fate(7, &answer(Some(0), "7 1 2\n", "")), Ok(Fate::Ran));
-        assert!(fate(7, &answer(Some(0), "6 1 2\n", "")).is_err());
-        assert_eq!(
-            fate(7, &answer(None, "", "Not ready. The command was not run.")),
-            Ok(Fate::NotRun)
-        );
-        assert_eq!(fate(7, &answer(None, "", "It may have run.")), Ok(Fate::Unknown));
-        assert!(fate(7, &answer(None, "", "")).is_err());
+        let marks = std::fs::read_to_string(folder.path().join("marks")).unwrap();
+        assert_eq!(marks, "7\n7\n7\n");
+        assert_eq!(run(Work::Short, "/nowhere"), (Some(1), String::new()));
     }
 }

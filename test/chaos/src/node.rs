@@ -3,11 +3,9 @@
 use std::process::Command;
 
 use anyhow::{Result, ensure};
-use cli_mcp_e2e::cluster;
+pub use cli_mcp_e2e::metrics::OPERATOR;
 use cli_mcp_e2e::node::{self, Change};
-
-/// Namespace of the operator.
-pub const OPERATOR: &str = "cli-mcp-operator-system";
+use cli_mcp_e2e::{cluster, kubectl};
 
 /// Ends processes of the node with `kill -9`. One that ended meanwhile is no error.
 ///
@@ -18,6 +16,15 @@ pub fn kill(pids: &[String]) -> Result<()> {
     let mut command = vec!["bash", "-c", "kill -KILL \"$@\" 2>/dev/null; true", "bash"];
     command.extend(pids.iter().map(String::as_str));
     node::enter(&command).map(drop)
+}
+
+/// What `/proc/PID/cgroup` of a process of the node says; nothing of one that ended.
+///
+/// # Errors
+///
+/// When the node cannot be entered.
+pub fn cgroup(pid: &str) -> Result<String> {
+    node::enter(&["bash", "-c", "cat \"/proc/$1/cgroup\" 2>/dev/null; true", "bash", pid])
 }
 
 /// Stops processes of the node until the change ends. One that ended meanwhile is no error.
@@ -33,6 +40,22 @@ pub fn hold(pids: &[String]) -> Result<Change> {
         "kill -CONT \"$@\" 2>/dev/null || true",
         &pids,
     )
+}
+
+/// Replaces the operator's pod where a fault made its container start again: for each time the kubelet waits twice as long, up to
+/// five minutes, and several faults in a row would show how long the kubelet waits.
+///
+/// # Errors
+///
+/// When it is not replaced in time.
+pub fn forget_restarts_of_the_operator() -> Result<()> {
+    let path = "jsonpath={.items[*].status.containerStatuses[*].restartCount}";
+    let restarts = kubectl::ok(&["-n", OPERATOR, "get", "pods", "-o", path])?;
+    if restarts.split_whitespace().all(|count| count == "0") {
+        return Ok(());
+    }
+    kubectl::ok(&["-n", OPERATOR, "rollout", "restart", "deployment"])?;
+    kubectl::ok(&["-n", OPERATOR, "rollout", "status", "deployment", "--timeout=180s"]).map(drop)
 }
 
 /// Pid, as the node sees it, of one of the cluster's own components.

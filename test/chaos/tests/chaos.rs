@@ -3,6 +3,7 @@
 //! `CHAOS_SEED` (a number) chooses another order of the faults, `CHAOS_PASSES` how often they come, `CHAOS_FAULTS` which: the
 //! first of each order, by number, or those whose names, as they are printed, contain one of the words (`Lease,kubelet`).
 
+use std::collections::BTreeSet;
 use std::io::Write;
 use std::time::Instant;
 
@@ -11,12 +12,15 @@ use cli_mcp_chaos::balancer;
 use cli_mcp_chaos::deletion;
 use cli_mcp_chaos::fault::{self, Fault};
 use cli_mcp_chaos::invariants::Before;
-use cli_mcp_chaos::load::Client;
+use cli_mcp_chaos::load::{Client, Work};
+use cli_mcp_chaos::node;
 use cli_mcp_chaos::order::Order;
+use cli_mcp_chaos::witness::Witness;
 use cli_mcp_e2e::cluster;
 use cli_mcp_e2e::instance::Instance;
 
-const SESSIONS: usize = 4;
+/// What the sessions do, one each.
+const SESSIONS: [Work; 4] = [Work::Short, Work::Long, Work::Followed, Work::Short];
 const POOL: usize = 1;
 
 const SPEC: &str = "  replicas: 2
@@ -65,8 +69,11 @@ async fn every_fault_leaves_every_session_whole() -> Result<()> {
     let mut instance = Instance::create("chaos", "chaos", SPEC)?;
     let port = balancer::start(&instance).await?;
     instance.endpoint.base_url = format!("https://localhost:{port}");
-    let clients: Vec<_> = (0..SESSIONS)
-        .map(|number| Client::start(&instance.endpoint, &format!("chaos-{number}")))
+    let witness = Witness::from_now()?;
+    let clients: Vec<_> = SESSIONS
+        .into_iter()
+        .enumerate()
+        .map(|(number, work)| Client::start(&instance.endpoint, &format!("chaos-{number}"), work))
         .collect();
     let children = fault::ALL.iter().filter_map(|fault| match fault {
         Fault::Delete(kind, suffix) => Some((*kind, *suffix)),
@@ -75,13 +82,13 @@ async fn every_fault_leaves_every_session_whole() -> Result<()> {
     deletion::nothing_is_left_out(&instance, children)?;
     // The sandboxes come into being.
     Before::look(&instance, &clients)?
-        .compare(&instance, &clients, POOL, true)
+        .compare(&instance, &clients, POOL, &BTreeSet::new(), cluster::PATIENCE)
         .await?;
     for pass in 0..number("CHAOS_PASSES", 1)? {
         for (number, fault) in chosen(&mut order)?.into_iter().enumerate() {
             let which = format!("seed {seed}, pass {pass}, fault {number}: {fault:?}");
             let began = Instant::now();
-            strike(fault, &mut instance, &clients, &mut order)
+            strike(fault, &mut instance, &clients, &witness, &mut order)
                 .await
                 .with_context(|| which.clone())?;
             writeln!(
@@ -98,12 +105,20 @@ async fn every_fault_leaves_every_session_whole() -> Result<()> {
     Ok(())
 }
 
-async fn strike(fault: Fault, instance: &mut Instance, clients: &[Client], order: &mut Order) -> Result<()> {
+async fn strike(
+    fault: Fault,
+    instance: &mut Instance,
+    clients: &[Client],
+    witness: &Witness,
+    order: &mut Order,
+) -> Result<()> {
+    node::forget_restarts_of_the_operator()?;
     let before = Before::look(instance, clients)?;
-    fault.strike(instance, clients, order).await?;
+    let ended = fault.strike(instance, clients, order).await?;
     before
-        .compare(instance, clients, POOL, fault.may_end_sandboxes())
+        .compare(instance, clients, POOL, &ended, fault.ready_within())
         .await?;
+    witness.compare(clients).await?;
     for client in clients {
         client.compare().await?;
     }

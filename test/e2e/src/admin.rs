@@ -4,8 +4,9 @@ use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context, Result, bail};
+use serde_json::{Value, json};
 
-use crate::cluster;
+use crate::{cluster, kubectl};
 
 /// Runs `kubectl cli-mcp investigation-kubeconfig`, and returns what it prints.
 ///
@@ -23,6 +24,31 @@ pub fn investigation_kubeconfig(namespace: &str, instance: &str, more: &[&str]) 
             instance,
         ])
         .args(more))
+}
+
+/// Exchanges the investigation kubeconfig for one with this token, as docs/rotation.md says.
+///
+/// # Errors
+///
+/// When it cannot be made, or the API server refuses it.
+pub fn replace_credential(namespace: &str, instance: &str, token: &str) -> Result<()> {
+    let mut kubeconfig: Value = serde_yaml::from_str(&investigation_kubeconfig(namespace, instance, &["--print"])?)?;
+    kubeconfig["users"][0]["user"] = json!({ "token": token });
+    let file = tempfile::NamedTempFile::new()?;
+    std::fs::write(file.path(), kubeconfig.to_string())?;
+    let secret = kubectl::ok(&[
+        "-n",
+        namespace,
+        "create",
+        "secret",
+        "generic",
+        &format!("cli-mcp-{instance}-kubeconfig"),
+        &format!("--from-file=kubeconfig={}", file.path().display()),
+        "--dry-run=client",
+        "-o",
+        "yaml",
+    ])?;
+    kubectl::apply(&secret)
 }
 
 /// Runs `hack/tls-secret.sh`; the CA goes to the file.

@@ -61,12 +61,25 @@ pub fn repository() -> PathBuf {
 /// # Errors
 ///
 /// When [`PATIENCE`] is over.
-pub async fn eventually<T, F, Fut>(what: &str, mut attempt: F) -> Result<T>
+pub async fn eventually<T, F, Fut>(what: &str, attempt: F) -> Result<T>
 where
     F: FnMut() -> Fut,
     Fut: Future<Output = Result<T>>,
 {
-    let end = Instant::now() + PATIENCE;
+    within(PATIENCE, what, attempt).await
+}
+
+/// The same with another bound.
+///
+/// # Errors
+///
+/// When the time is over.
+pub async fn within<T, F, Fut>(patience: Duration, what: &str, mut attempt: F) -> Result<T>
+where
+    F: FnMut() -> Fut,
+    Fut: Future<Output = Result<T>>,
+{
+    let end = Instant::now() + patience;
     loop {
         match attempt().await {
             Ok(value) => return Ok(value),

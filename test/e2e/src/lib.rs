@@ -4,6 +4,7 @@ pub mod admin;
 pub mod cluster;
 pub mod instance;
 pub mod kubectl;
+pub mod metrics;
 pub mod node;
 pub mod secret_search;
 pub mod setup;

@@ -8,12 +8,14 @@ use cli_mcp_api::names;
 use cli_mcp_serving::auth::Guard;
 use cli_mcp_serving::auth::review::{KubernetesReview, Object, Right};
 use cli_mcp_serving::listener::{self, Limits, Plain};
+use cli_mcp_serving::metrics::register_runtime;
 use cli_mcp_serving::tls::{Certificate, TlsAccept};
 use cli_mcp_serving::{probes, shutdown};
 use kube::Client;
 use prometheus_client::registry::Registry;
 use rmcp::ServiceExt;
 use tokio::net::TcpListener;
+use tokio::runtime::Handle;
 use tokio_util::sync::CancellationToken;
 
 use super::Prepared;
@@ -58,6 +60,7 @@ pub(super) async fn serve(prepared: Prepared) -> anyhow::Result<()> {
     let _end = ended.clone().drop_guard();
 
     let mut registry = Registry::with_prefix("cli_mcp_server");
+    register_runtime(&mut registry, &Handle::current());
     let parts = Parts::build(&settings, &client, &watches, &mut registry, &ended);
     let health = Arc::new(ServerHealth::new(
         parts.cluster.clone(),

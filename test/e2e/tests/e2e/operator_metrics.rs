@@ -1,40 +1,9 @@
 //! The operator's metrics over HTTPS: for those whom Kubernetes lets get them, and a remedy for the others.
 
-use std::process::Command;
+use anyhow::{Result, ensure};
+use cli_mcp_e2e::{cluster, instance, kubectl, metrics, setup};
 
-use anyhow::{Context, Result, ensure};
-use cli_mcp_e2e::instance::{self, Forward};
-use cli_mcp_e2e::{cluster, kubectl, setup};
-
-const SYSTEM: &str = "cli-mcp-operator-system";
 const NAME: &str = "e2e-metrics";
-
-/// Status and body of `GET /metrics` with this bearer token. A forward ends with the pod that it leads to, so each scrape has
-/// its own.
-fn scrape(token: Option<&str>) -> Result<(u16, String)> {
-    let (_forward, port) = Forward::start(SYSTEM, "deployment/cli-mcp-operator-controller-manager")?;
-    let headers = tempfile::NamedTempFile::new()?;
-    if let Some(token) = token {
-        std::fs::write(headers.path(), format!("Authorization: Bearer {token}\n"))?;
-    }
-    let output = Command::new("curl")
-        // The certificate is self-signed, and this is loopback.
-        .args([
-            "--silent",
-            "--show-error",
-            "--insecure",
-            "--write-out",
-            "\n%{http_code}",
-        ])
-        .arg("--header")
-        .arg(format!("@{}", headers.path().display()))
-        .arg(format!("https://localhost:{port}/metrics"))
-        .output()?;
-    ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let text = String::from_utf8(output.stdout)?;
-    let (body, code) = text.rsplit_once('\n').context("no status")?;
-    Ok((code.parse()?, body.to_owned()))
-}
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_operators_metrics_are_for_those_who_may_get_them() -> Result<()> {
@@ -46,13 +15,13 @@ async fn the_operators_metrics_are_for_those_who_may_get_them() -> Result<()> {
     let token = token.trim();
 
     cluster::eventually("a refusal of a stranger", async || {
-        let (code, body) = scrape(None)?;
+        let (code, body) = metrics::of_operator(None)?;
         ensure!(code == 401, "{code} {body}");
         Ok(())
     })
     .await?;
     cluster::eventually("a refusal with its remedy", async || {
-        let (code, body) = scrape(Some(token))?;
+        let (code, body) = metrics::of_operator(Some(token))?;
         ensure!(
             code == 403
                 && body.contains("scraper\\\" may not get the non-resource URL /metrics")
@@ -73,7 +42,7 @@ async fn the_operators_metrics_are_for_those_who_may_get_them() -> Result<()> {
         shared.namespace, shared.name
     );
     let seen = cluster::eventually("the metrics", async || {
-        let (code, body) = scrape(Some(token))?;
+        let (code, body) = metrics::of_operator(Some(token))?;
         ensure!(code == 200 && body.contains(&ready), "{code} {body}");
         Ok(())
     })

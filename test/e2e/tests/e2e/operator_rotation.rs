@@ -47,24 +47,7 @@ async fn every_secret_can_be_exchanged_while_a_session_runs() -> Result<()> {
     );
     kubectl::ok(&["-n", namespace, "create", "serviceaccount", "second"])?;
     let token = kubectl::ok(&["-n", namespace, "create", "token", "second", "--duration=1h"])?;
-    let mut kubeconfig: serde_json::Value =
-        serde_yaml::from_str(&admin::investigation_kubeconfig(namespace, name, &["--print"])?)?;
-    kubeconfig["users"][0]["user"] = serde_json::json!({"token": token.trim()});
-    let file = tempfile::NamedTempFile::new()?;
-    std::fs::write(file.path(), kubeconfig.to_string())?;
-    let secret = kubectl::ok(&[
-        "-n",
-        namespace,
-        "create",
-        "secret",
-        "generic",
-        &format!("cli-mcp-{name}-kubeconfig"),
-        &format!("--from-file=kubeconfig={}", file.path().display()),
-        "--dry-run=client",
-        "-o",
-        "yaml",
-    ])?;
-    kubectl::apply(&secret)?;
+    admin::replace_credential(namespace, name, token.trim())?;
     is_answered(&session, WHO, &format!("system:serviceaccount:{namespace}:second")).await?;
     is_answered(&session, "kubectl get nodes", "Forbidden").await?;
     let after = (

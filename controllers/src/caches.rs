@@ -1,7 +1,7 @@
 //! What the operator watches: one reflector a kind, each with its own back-off, so that one broken watch stalls no
 //! other. Reconciles read from here; the API server sees no LIST after the start.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
@@ -27,6 +27,11 @@ use crate::difference::is_foreign;
 use crate::trigger::Trigger;
 use crate::trouble;
 
+mod departed;
+
+pub use departed::Departed;
+use departed::Shown;
+
 /// Selects every child that the operator makes.
 const MANAGED: &str = "app.kubernetes.io/managed-by=cli-mcp-operator";
 
@@ -40,6 +45,8 @@ pub struct Caches {
     pub secrets: Store<PartialObjectMeta<Secret>>,
     /// Pods of servers, proxies and sandboxes, without their spec.
     pub pods: Store<Pod>,
+    /// Whose sandboxes left the labels by which `pods` are watched.
+    pub departed: Departed,
     /// Addresses of proxies.
     pub endpoint_slices: Store<EndpointSlice>,
     /// The one shared binding.
@@ -90,7 +97,8 @@ impl Caches {
             move |secret: &PartialObjectMeta<Secret>| users_of_secret(&known, secret),
         );
         let (pods, pods_writer) = reflector(());
-        starter.pods(pods_writer);
+        let departed = Departed::default();
+        starter.pods(pods_writer, departed.clone());
         let (endpoint_slices, slices_writer) = reflector(());
         starter.spawn(
             slices_writer,
@@ -111,6 +119,7 @@ impl Caches {
             children,
             secrets,
             pods,
+            departed,
             endpoint_slices,
             auth_delegator,
             pending,
@@ -146,6 +155,7 @@ impl Caches {
                 .collect(),
             secrets: filled((), secrets),
             pods: filled((), pods),
+            departed: Departed::default(),
             endpoint_slices: filled((), endpoint_slices),
             auth_delegator: filled((), auth_delegator.into_iter().collect()),
             pending: Arc::default(),
@@ -217,33 +227,14 @@ impl Starter<'_> {
     }
 
     /// Pods change often. Only what a decision depends on asks for a reconcile: activity of a session does not.
-    fn pods(&mut self, writer: Writer<Pod>) {
+    fn pods(&mut self, writer: Writer<Pod>, departed: Departed) {
         let config = watcher::Config::default().labels(&format!("{},{}", labels::INSTANCE, labels::COMPONENT));
         let stream = watcher(self.scope.api::<Pod>(self.client), config).modify(|pod| {
             pod.managed_fields_mut().clear();
             pod.spec = None;
         });
-        let mut seen: HashMap<String, u64> = HashMap::new();
-        self.run(writer, stream, move |event| match event {
-            watcher::Event::Apply(pod) | watcher::Event::InitApply(pod) => {
-                let print = fingerprint(pod);
-                let changed = seen.insert(pod.uid().unwrap_or_default(), print) != Some(print);
-                if changed {
-                    labelled(pod).into_iter().collect()
-                } else {
-                    Vec::new()
-                }
-            }
-            watcher::Event::Delete(pod) => {
-                seen.remove(&pod.uid().unwrap_or_default());
-                labelled(pod).into_iter().collect()
-            }
-            watcher::Event::Init => {
-                seen.clear();
-                Vec::new()
-            }
-            watcher::Event::InitDone => Vec::new(),
-        });
+        let mut shown = Shown::new(departed);
+        self.run(writer, stream, move |event| shown.affected(event));
     }
 
     fn run<K>(
@@ -362,6 +353,9 @@ fn fingerprint(pod: &Pod) -> u64 {
         annotations.get(key).hash(&mut hasher);
     }
     pod.labels().hash(&mut hasher);
+    pod.owner_references()
+        .iter()
+        .for_each(|owner| owner.uid.hash(&mut hasher));
     pod.metadata.deletion_timestamp.is_some().hash(&mut hasher);
     trouble::phase(pod).hash(&mut hasher);
     trouble::is_ready(pod).hash(&mut hasher);

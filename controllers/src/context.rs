@@ -51,6 +51,8 @@ pub struct Memory {
     pub written: HashMap<String, Written>,
     /// In which generation children without our labels were looked for last, by UID of the instance.
     pub looked_for_strays: HashMap<String, Option<i64>>,
+    /// Instances, by UID, whose sandboxes without their labels were looked for since this process began.
+    pub looked_for_escaped: BTreeSet<String>,
     /// Services that got no cluster IP when they were made last, by UID of the instance: deleting them again would be no help.
     pub made_headless: HashMap<String, BTreeSet<ChildRef>>,
     /// Since when this replica reconciles.

@@ -109,8 +109,9 @@ pub fn condition(egress: &Egress, before: Option<&Condition>) -> (&'static str, 
 
 /// Whether the kubelet's reports of a sandbox's probe are worth reading: it runs, is not ready, and belongs to nobody.
 ///
-/// The probe runs as the sandbox's own user, so that a session's commands can write into its output and forge what it
-/// says. Of an assigned sandbox only the server's mark counts, which comes from the agent itself.
+/// The probe runs as the sandbox's own user. In our image nobody may read the agent's file, so that the kernel keeps a session's
+/// commands from the probe's output; in another they can write into it and forge what it says. Of an assigned sandbox only the
+/// server's mark counts, which comes from the agent itself.
 #[must_use]
 pub fn is_suspicious(sandbox: &Sandbox) -> bool {
     sandbox.running && !sandbox.ready && !sandbox.terminating && sandbox.session.is_none() && sandbox.trouble.is_none()

@@ -18,6 +18,7 @@ use crate::auth_delegator::{self, BindingError};
 use crate::context::Context;
 use crate::dereference::is_pod_of_deployment;
 use crate::error::{self, Error, Result};
+use crate::escaped::{self, Lost};
 use crate::status;
 
 /// How soon to look again; changes of the pods ask for it sooner.
@@ -171,6 +172,15 @@ async fn find(context: &Context, instance: &CliMcpInstance, namespace: &str) -> 
         list(Component::Sandbox).await?.items,
     );
     sandboxes.retain(|pod| is_owned_by(pod, &uid));
+    // Not those that only lost their owner: the garbage collector lets go of an instance's children where it was told to.
+    let escaped = escaped::find(&context.client, namespace, instance)
+        .await
+        .map_err(Error::api(format!("list pods of {namespace}/{name}")))?;
+    let unlabelled = escaped.into_iter().filter(|(_, lost)| *lost == Lost::Label);
+    sandboxes.extend(unlabelled.map(|(pod, _)| Pod {
+        metadata: pod.metadata,
+        ..Pod::default()
+    }));
     server_pods.retain(|pod| is_pod_of_deployment(pod, &server));
     if left_to_others {
         server_pods.clear();
@@ -303,6 +313,7 @@ fn forget(context: &Context, instance: &CliMcpInstance, namespace: &str) {
     memory.failures.remove(&uid);
     memory.written.remove(&uid);
     memory.looked_for_strays.remove(&uid);
+    memory.looked_for_escaped.remove(&uid);
     memory.made_headless.remove(&uid);
     let name = instance.name_any();
     let mut secrets = vec![names::proxy_ca(&name), names::hmac(&name), names::tls(&name)];

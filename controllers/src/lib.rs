@@ -4,7 +4,7 @@
 //! One reconcile is five typed stages, each in the file of its name:
 //! [`dereference`] reads everything, [`validate`] decides what can be built, [`build`] makes the children without a
 //! client, [`apply`] writes what differs, [`status`] tells. Sandboxes are handled beside them: [`pool`] and [`idle`]
-//! decide, [`sandboxes`] executes. [`finalize`] takes an instance down.
+//! decide, [`sandboxes`] executes, and [`escaped`] finds those that lost their labels. [`finalize`] takes an instance down.
 
 pub mod apply;
 pub mod auth_delegator;
@@ -16,6 +16,7 @@ pub mod dereference;
 pub mod difference;
 pub mod egress;
 pub mod error;
+pub mod escaped;
 pub mod events;
 #[cfg(test)]
 mod fake;

@@ -1,5 +1,6 @@
 //! One reconcile of one instance, stage after stage, and what happens after a failure.
 
+mod missing;
 mod warm_pool;
 
 use std::sync::Arc;
@@ -138,6 +139,7 @@ async fn ensure(context: &Context, caches: &Caches, instance: &CliMcpInstance) -
     let gate_open = gate_is_open(&validated, &applied, observed.proxy_ready);
     let pool = warm_pool::keep(context, &validated, &sandboxes, gate_open, &mut followup).await;
     end_sessions(context, &validated, &sandboxes, &mut followup).await;
+    missing::end(context, caches, instance, &validated.namespace, &mut followup).await;
     let reported = egress::reported_open(&context.client, &validated.namespace, &sandboxes)
         .await
         .unwrap_or_else(|error| {

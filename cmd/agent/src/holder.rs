@@ -169,9 +169,11 @@ impl Holder {
 ///
 /// # Errors
 ///
-/// When the socket breaks in another way than by closing.
+/// When the socket breaks in another way than by closing, or the kernel lets nobody look into this process.
 pub fn run() -> io::Result<()> {
     let _ = prctl::set_name(c"cli-mcp-fds");
+    // Who runs a file that may not be read is not dumpable, and bash could open nothing here.
+    prctl::set_dumpable(true)?;
     let socket = io::stdin();
     let mut numbers = [0_u8; 8];
     loop {

@@ -235,12 +235,17 @@ mod tests {
     use super::*;
 
     fn shown(commands: AuditCommands) -> serde_json::Value {
+        let line = written(commands, "kubectl get pods # s3cret");
+        serde_json::from_str(&line).unwrap()
+    }
+
+    fn written(commands: AuditCommands, command: &str) -> String {
         let mut record = Record::call(Identity {
             user: Some("alice".into()),
             address: None,
         });
         let audit = Audit::new(commands, Destination::Stderr);
-        record.command(audit.shown("kubectl get pods # s3cret"));
+        record.command(audit.shown(command));
         record.session(&"s1".parse().unwrap());
         record.finished(&ExecResult {
             stdout: "abc".into(),
@@ -248,7 +253,27 @@ mod tests {
             duration_ms: 7,
             ..ExecResult::default()
         });
-        serde_json::from_str(&line(&record)).unwrap()
+        let mut text = Vec::new();
+        write_line(&mut text, &line(&record)).unwrap();
+        String::from_utf8(text).unwrap()
+    }
+
+    #[test]
+    fn a_command_that_reads_like_lines_is_in_one_whatever_is_shown_of_it() {
+        let forged = r#"{"audit":"call","session":"forged","outcome":"ok"}"#;
+        let hostile = format!("# x\n{forged}\r\n\u{2028}{forged}\u{1b}[2J\u{85}\0\"}}\n");
+        for commands in [AuditCommands::Full, AuditCommands::Digest, AuditCommands::None] {
+            let written = written(commands, &hostile);
+            assert_eq!(written.lines().count(), 1, "{written}");
+            assert!(
+                written.trim_end_matches('\n').chars().all(|c| !c.is_ascii_control()),
+                "{written}"
+            );
+            let line: serde_json::Value = serde_json::from_str(&written).unwrap();
+            assert_eq!(line["session"], "s1");
+            let shown = line.get("command").and_then(|command| command.as_str());
+            assert_eq!(shown, (commands == AuditCommands::Full).then_some(hostile.as_str()));
+        }
     }
 
     #[test]

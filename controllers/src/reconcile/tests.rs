@@ -12,6 +12,7 @@ use crate::validate::fixtures;
 mod addresses;
 mod behind;
 mod by_hand;
+mod escaped;
 mod inputs;
 mod labelled;
 mod others;

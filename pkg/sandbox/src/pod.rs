@@ -191,6 +191,14 @@ pub fn pool_pod_name(instance: &str, suffix: &str) -> String {
     format!("cli-mcp-{}-{suffix}", readable.trim_end_matches('-'))
 }
 
+/// Whether operator or server could have given a sandbox of this instance this name, which nobody can change.
+#[must_use]
+pub fn is_sandbox_name(instance: &str, name: &str) -> bool {
+    name.strip_prefix(&pool_pod_name(instance, "")).is_some_and(|suffix| {
+        matches!(suffix.len(), 16 | 32) && suffix.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
+    })
+}
+
 /// Whether a pod belongs to the object with this UID. Anybody may write labels; operator and server set this reference on
 /// each sandbox that they create, and look at nothing else to know their own.
 #[must_use]

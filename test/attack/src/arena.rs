@@ -8,7 +8,7 @@ use anyhow::{Context, Result, ensure};
 use cli_mcp_demo::session::Session;
 use cli_mcp_e2e::instance::{self, Instance};
 use cli_mcp_e2e::{cluster, kubectl};
-use tokio::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
+use tokio::sync::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use crate::shell::Shell;
 
@@ -40,7 +40,13 @@ const NEIGHBOUR: &str = "  sandbox:
       limits: {cpu: 500m, memory: 256Mi}
   proxy:
     targets:
-    - {type: kubernetes, access: ReadOnly}
+    - {type: kubernetes, access: ReadOnly, deniedResources: [{group: '', resource: secrets}]}
+";
+
+/// An instance apart from the others, for what would keep all their sessions from starting.
+const APART: &str = "  proxy:
+    targets:
+    - {type: kubernetes, access: ReadWrite}
 ";
 
 /// What the attacks are run against.
@@ -78,12 +84,7 @@ impl Arena {
             neighbour.map_err(|_| anyhow::anyhow!("making the neighbour panicked"))??,
         );
         for instance in [&home, &neighbour] {
-            kubectl::apply(&format!(
-                "apiVersion: rbac.authorization.k8s.io/v1\nkind: ClusterRoleBinding\nmetadata: {{name: {namespace}}}\n\
-                 roleRef: {{apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: cluster-admin}}\n\
-                 subjects: [{{kind: ServiceAccount, name: cli-mcp-investigator, namespace: {namespace}}}]\n",
-                namespace = instance.namespace
-            ))?;
+            allow_everything(instance)?;
         }
         let before = kubectl::ok(&pool_pods(&neighbour.namespace))?;
         add_second_cluster(&neighbour)?;
@@ -178,6 +179,37 @@ impl Arena {
         let (unassigned, guard) = self.unassigned().await?;
         Ok(([self.attacker().await?, unassigned], guard))
     }
+}
+
+/// An instance whose sessions one attack may keep from starting, until the guard is dropped.
+///
+/// # Errors
+///
+/// When it could not be made.
+pub async fn apart() -> Result<(&'static Instance, MutexGuard<'static, ()>)> {
+    static APART_INSTANCE: OnceLock<Result<Instance>> = OnceLock::new();
+    static ONE_AT_A_TIME: Mutex<()> = Mutex::const_new(());
+    let guard = ONE_AT_A_TIME.lock().await;
+    let made = APART_INSTANCE.get_or_init(|| {
+        let instance = Instance::create("attack-apart", "apart", APART)?;
+        allow_everything(&instance)?;
+        Ok(instance)
+    });
+    let instance = made
+        .as_ref()
+        .map_err(|error| anyhow::anyhow!("the instance apart: {error:#}"))?;
+    Ok((instance, guard))
+}
+
+/// Gives the instance's credential every right there is.
+fn allow_everything(instance: &Instance) -> Result<()> {
+    kubectl::apply(&format!(
+        "apiVersion: rbac.authorization.k8s.io/v1\nkind: ClusterRoleBinding\nmetadata: {{name: {namespace}}}\n\
+         roleRef: {{apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: cluster-admin}}\n\
+         subjects: [{{kind: ServiceAccount, name: cli-mcp-investigator, namespace: {namespace}}}]\n",
+        namespace = instance.namespace
+    ))?;
+    Ok(())
 }
 
 /// Names of the pods of a component of an instance.

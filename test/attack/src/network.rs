@@ -65,35 +65,45 @@ pub fn reached_from_node(targets: &[Address]) -> Result<BTreeSet<Address>> {
 ///
 /// When the probe could not run.
 pub fn reached_from_proxy(instance: &Instance, targets: &[Address]) -> Result<BTreeSet<Address>> {
-    let pids = node::processes("proxy", &[&instance.namespace])?;
-    let pid = pids.first().context("no proxy runs")?;
-    let command = ["nsenter", "--target", pid, "--net", "python3", "-c", &program(targets)];
-    Ok(parse(&node::enter(&command)?))
+    Ok(parse(&python_in_proxy(instance, &program(targets))?))
 }
 
-/// Has the node listen at port 80 of these IPv4 addresses until the change ends. Packets of pods to an address that nobody has
+/// Runs a program in the network of the instance's proxy, and returns what it printed.
+///
+/// # Errors
+///
+/// When no proxy runs, or the program fails.
+pub fn python_in_proxy(instance: &Instance, program: &str) -> Result<String> {
+    let pids = node::processes("proxy", &[&instance.namespace])?;
+    let pid = pids.first().context("no proxy runs")?;
+    // What of the kernel's is in /proc/net is the reader's own network.
+    node::enter(&["nsenter", "--target", pid, "--net", "python3", "-c", program])
+}
+
+/// Has the node listen at these IPv4 addresses and ports until the change ends. Packets of pods to an address that nobody has
 /// go by the node, and end there when it is the node's.
 ///
 /// # Errors
 ///
 /// When the node does not take the addresses, or cannot listen.
-pub fn listen_on_node(addresses: &[&str]) -> Result<Change> {
+pub fn listen_on_node(addresses: &[Address]) -> Result<Change> {
     const LISTEN: &str = r#"
 import socket, sys
-listeners = [socket.create_server((address, 80)) for address in sys.argv[1:]]
+listeners = [socket.create_server((address, int(port))) for address, port in (target.split(":") for target in sys.argv[1:])]
 print("listening", flush=True)
 sys.stdin.read()
 "#;
     // Python ends with its standard input, the pipe from this shell, which stays open until the change is taken back.
     let apply = format!(
-        "for address; do ip address add \"$address/32\" dev lo; done
+        "for address in $(printf '%s\\n' \"${{@%:*}}\" | sort -u); do ip address add \"$address/32\" dev lo; done
         coproc LISTENER {{ exec python3 -c '{LISTEN}' \"$@\"; }}
         listener=$LISTENER_PID
         read -r <&\"${{LISTENER[0]}}\""
     );
     let undo = "if [ -n \"${listener:-}\" ]; then kill \"$listener\" || true; fi
-        for address; do ip address delete \"$address/32\" dev lo; done";
-    Change::begin(&apply, undo, addresses)
+        for address in $(printf '%s\\n' \"${@%:*}\" | sort -u); do ip address delete \"$address/32\" dev lo; done";
+    let targets: Vec<String> = addresses.iter().map(|(host, port)| format!("{host}:{port}")).collect();
+    Change::begin(&apply, undo, &targets.iter().map(String::as_str).collect::<Vec<_>>())
 }
 
 /// Every TCP port of every running pod, except those that a sandbox of the instance may reach: its proxy's 8080, and DNS.

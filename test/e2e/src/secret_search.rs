@@ -1,4 +1,4 @@
-//! Looks for secrets everywhere that a sandbox can read, with a control that must be found.
+//! Looks for secrets everywhere that a sandbox can read, with controls that must be found.
 
 use anyhow::{Result, ensure};
 use k8s_openapi::ByteString;
@@ -9,10 +9,18 @@ use kube::{Api, Client};
 /// What a sandbox does hold: a search that does not find it proves nothing.
 const CONTROL: &str = "control";
 
+/// What the search puts into the memory of another process, and nowhere else.
+const IN_MEMORY: &str = "control in memory";
+
 /// Searches every readable file, and environment, command line, memory and descriptors of every process, for the
 /// needles. They come masked, so that neither this program nor its source is a hit.
 const SEARCH: &str = r#"
-import glob, os
+import glob, os, subprocess, sys
+PLANT = "import sys, time; planted = bytes(b ^ 0x5a for b in bytes.fromhex(sys.stdin.readline())); print('planted', flush=True); time.sleep(600)"
+plant = subprocess.Popen([sys.executable, "-c", PLANT], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+plant.stdin.write(NEEDLES.split()[-1].encode() + b"\n")
+plant.stdin.flush()
+plant.stdout.readline()
 needles = [bytes(b ^ 0x5a for b in bytes.fromhex(line)) for line in NEEDLES.split()]
 me = str(os.getpid())
 seen = 0
@@ -62,6 +70,7 @@ for process in glob.glob("/proc/[0-9]*"):
         except (OSError, ValueError, OverflowError):
             pass
     seen += 1
+plant.kill()
 print("SEEN", seen)
 "#;
 
@@ -93,6 +102,16 @@ impl Needles {
                     if !key.ends_with(".crt") && key != "namespace" {
                         needles.add(format!("{namespace}/{name}/{key}"), secret_part(&key, &value));
                     }
+                    // A key of bytes, as programs like to write it down.
+                    if name.ends_with("-hmac") {
+                        let hex: String = value.iter().map(|byte| format!("{byte:02x}")).collect();
+                        let base64 = serde_json::to_string(&ByteString(value))?;
+                        needles.add(format!("{namespace}/{name}/{key} in hex"), hex.as_bytes());
+                        needles.add(
+                            format!("{namespace}/{name}/{key} in Base64"),
+                            base64.trim_matches(['"', '=']).as_bytes(),
+                        );
+                    }
                 }
             }
         }
@@ -100,10 +119,10 @@ impl Needles {
         Ok(needles)
     }
 
-    fn add(&mut self, name: String, value: &[u8]) {
+    /// Looks for this as well.
+    pub fn add(&mut self, name: String, value: &[u8]) {
         self.names.push(name);
-        self.masked
-            .push(value.iter().map(|byte| format!("{:02x}", byte ^ 0x5a)).collect());
+        self.masked.push(masked(value));
     }
 
     /// What is looked for, by name, the control included.
@@ -115,28 +134,38 @@ impl Needles {
     /// The search, for python3 in the sandbox.
     #[must_use]
     pub fn program(&self) -> String {
-        format!("NEEDLES = \"\"\"{}\"\"\"\n{SEARCH}", self.masked.join("\n"))
+        let in_memory = masked(b"what the search has planted itself");
+        format!(
+            "NEEDLES = \"\"\"{}\n{in_memory}\"\"\"\n{SEARCH}",
+            self.masked.join("\n")
+        )
     }
 
     /// Judges what the search printed.
     ///
     /// # Errors
     ///
-    /// When something secret was found, or the control was not.
+    /// When something secret was found, or a control was not.
     pub fn judge(&self, output: &str) -> Result<()> {
-        let mut control_found = false;
+        let (mut control_found, mut found_in_memory) = (false, false);
         for line in output.lines().filter_map(|line| line.strip_prefix("FOUND ")) {
             let number: usize = line.split(' ').next().unwrap_or_default().parse()?;
-            let name = self.names.get(number).map_or("", String::as_str);
-            ensure!(name == CONTROL, "{name} is in the sandbox: {line}");
-            control_found = true;
+            let name = self.names.get(number).map_or(IN_MEMORY, String::as_str);
+            ensure!(name == CONTROL || name == IN_MEMORY, "{name} is in the sandbox: {line}");
+            control_found |= name == CONTROL;
+            found_in_memory |= name == IN_MEMORY && line.ends_with("/mem");
         }
         ensure!(
-            control_found && output.contains("SEEN"),
-            "the search did not end, or did not find the dummy token: {output}"
+            control_found && found_in_memory && output.contains("SEEN"),
+            "the search did not end, or did not find the dummy token and what it put into another process: {output}"
         );
         Ok(())
     }
+}
+
+/// As the search gets it.
+fn masked(value: &[u8]) -> String {
+    value.iter().map(|byte| format!("{:02x}", byte ^ 0x5a)).collect()
 }
 
 /// The part of a value that is secret, and so long that no chance puts it elsewhere.

@@ -11,20 +11,31 @@ use cli_mcp_e2e::kubectl;
 use cli_mcp_e2e::secret_search::Needles;
 
 /// Tried: searching files, mounts, environments, command lines, descriptors and memory of every process for any Secret
-/// of the two instances' and the operator's namespaces.
+/// of the two instances' and the operator's namespaces (the key of the tokens also in hex and Base64), and for the tokens of
+/// sessions and sandboxes.
 /// Stopped by: the pod holds none: a dummy kubeconfig built from scratch, no ServiceAccount token, digests in place of
 /// tokens, and an agent whose memory and environment cannot be read.
 #[tokio::test(flavor = "multi_thread")]
 async fn searching_everything_that_can_be_read() -> Result<()> {
     let arena = arena()?;
     let client = cli_mcp_e2e::cluster::client().await?;
-    let needles = Needles::of(&client, &["attack-home", "attack-neighbour", "cli-mcp-operator-system"]).await?;
+    let mut needles = Needles::of(&client, &["attack-home", "attack-neighbour", "cli-mcp-operator-system"]).await?;
     ensure!(
         needles.names().len() > 10,
         "expected a CA key, an HMAC key, a TLS key and two tokens of each instance: {:?}",
         needles.names()
     );
     let (shells, _guard) = arena.shells().await?;
+    let Shell::Unassigned { pod, .. } = &shells[1] else {
+        anyhow::bail!("not a sandbox of the pool");
+    };
+    for (instance, message) in [
+        (&arena.home, "attacker"),
+        (&arena.home, "victim"),
+        (&arena.neighbour, &format!("assign/{pod}")),
+    ] {
+        needles.add(format!("the token of {message}"), token(instance, message)?.as_bytes());
+    }
     for shell in &shells {
         let output = shell.python(&needles.program()).await?;
         needles
@@ -192,11 +203,13 @@ async fn passing_the_digest() -> Result<()> {
     // What the agent refuses only of a caller whose token it takes: nothing runs, and nothing is assigned.
     const TEXT: &str = "-H 'Content-Type: text/plain' -d x";
     let arena = arena()?;
-    let (shells, _guard) = arena.shells().await?;
+    // The control brings the tokens into these sandboxes, where nobody else may look for them.
+    let (unassigned, _guard) = arena.claimable().await?;
+    let shells = [Shell::Assigned(arena.home.session("digest").await?), unassigned];
     for (shell, instance) in shells.iter().zip([&arena.home, &arena.neighbour]) {
         let (pod, digest) = pod_and_digest(shell)?;
         let (paths, message) = match shell {
-            Shell::Assigned(_) => (["exec", "cancel"].as_slice(), "attacker".to_owned()),
+            Shell::Assigned(_) => (["exec", "cancel"].as_slice(), "digest".to_owned()),
             Shell::Unassigned { .. } => (["assign"].as_slice(), format!("assign/{pod}")),
         };
         let status = async |token: &str, path: &str, body: &str| {
@@ -214,6 +227,10 @@ async fn passing_the_digest() -> Result<()> {
         let control = status(&token, paths[0], TEXT).await?;
         ensure!(control == "415", "{}: the control: {control}", shell.kind());
     }
+    let [Shell::Assigned(session), _] = shells else {
+        anyhow::bail!("not a session");
+    };
+    session.delete().await?;
     Ok(())
 }
 
@@ -222,7 +239,7 @@ fn pod_and_digest(shell: &Shell) -> Result<(String, String)> {
     let (namespace, selector) = match shell {
         Shell::Assigned(_) => (
             "attack-home",
-            ["-l".to_owned(), "cli-mcp.redhat.com/session-id=attacker".to_owned()],
+            ["-l".to_owned(), "cli-mcp.redhat.com/session-id=digest".to_owned()],
         ),
         Shell::Unassigned { pod, .. } => (
             "attack-neighbour",

@@ -4,8 +4,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use anyhow::{Context, Result, bail, ensure};
-use cli_mcp_attack::arena::{Arena, arena};
+use cli_mcp_attack::arena::{self, Arena, arena};
+use cli_mcp_attack::{network, python};
 use cli_mcp_demo::session::Session;
+use cli_mcp_e2e::instance::Forward;
 use cli_mcp_e2e::{cluster, kubectl};
 use futures::future::join_all;
 
@@ -179,6 +181,78 @@ async fn disk() -> Result<()> {
     answers_again(session).await
 }
 
+/// Tried: very many files, in the workspace and in `/tmp`, so that the node has no inode left for others.
+/// Stopped by: the pod's CPU limit, which makes it slow; where a node runs short of inodes, the kubelet evicts who has most of
+/// them, see "What is not prevented".
+#[tokio::test(flavor = "multi_thread")]
+async fn inodes() -> Result<()> {
+    const PROGRAM: &str = r#"
+import os, time
+made, end = 0, time.time() + 14
+try:
+    while time.time() < end and made < 300000:
+        for folder in ("/tmp", "/workspace"):
+            os.makedirs(f"{folder}/f{made // 1000}", exist_ok=True)
+            os.close(os.open(f"{folder}/f{made // 1000}/{made}", os.O_CREAT | os.O_WRONLY))
+        made += 2
+except OSError as error:
+    print(error)
+print("FIGURES", made)
+"#;
+    let (session, text) = beside_a_victim("inodes", &format!("python3 - <<'PYTHON'\n{PROGRAM}\nPYTHON\n")).await?;
+    let made = figures::<u64>(&text)?;
+    ensure!(made[0] >= 5_000, "the control: hardly any file: {text}");
+    node_is_ready()?;
+    answers_again(session).await
+}
+
+/// Tried: floods of DNS queries, each from a port of its own, and of UDP to addresses that are not allowed, from a session and
+/// from a sandbox of the pool, so that others get no answer from DNS and no connection.
+/// Stopped by: the pod's CPU limit; NetworkPolicy drops what is not allowed before it leaves the node.
+#[tokio::test(flavor = "multi_thread")]
+async fn datagrams() -> Result<()> {
+    const PROGRAM: &str = r#"
+import random, socket, struct, time
+sent, answered, end = 0, 0, time.time() + 12
+while time.time() < end:
+    name = b"\x08%08x" % random.getrandbits(32) + b"\x07default\x03svc\x07cluster\x05local\0"
+    query = struct.pack(">6H", sent & 0xffff, 0x0100, 1, 0, 0, 0) + name + struct.pack(">2H", 1, 1)
+    s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    s.setblocking(False)
+    for target in ((DNS, 53), (OTHER, 9), ("198.51.100.1", 53)):
+        try:
+            s.sendto(query, target)
+            sent += 1
+        except OSError:
+            pass
+    if sent % 50 == 0:
+        s.settimeout(0.2)
+        try:
+            answered += len(s.recv(512)) > 12
+        except OSError:
+            pass
+    s.close()
+print("FIGURES", sent, answered)
+"#;
+    let arena = arena()?;
+    let dns = network::service_address("kube-system", "kube-dns")?;
+    let program = format!("DNS, OTHER = {dns:?}, {:?}\n{PROGRAM}", network::node_address()?);
+    let (session, text) = beside_a_victim("datagrams", &format!("python3 - <<'PYTHON'\n{program}\nPYTHON\n")).await?;
+    let victim = Victim::begin(arena).await?;
+    let (unassigned, guard) = arena.unassigned().await?;
+    let from_pool = unassigned.python(&program).await?;
+    drop(guard);
+    victim.end().await?;
+    for text in [text, from_pool] {
+        let figures = figures::<u64>(&text)?;
+        ensure!(
+            figures[0] >= 3_000 && figures[1] > 0,
+            "the control: hardly a datagram, or no answer: {text}"
+        );
+    }
+    answers_again(session).await
+}
+
 /// Tried: thousands of descriptors, connections to the agent that never speak, and connections to the proxy, idle and
 /// half through a TLS handshake.
 /// Stopped by: the container's descriptor limit, or what their memory counts to the pod's; the agent's limit on connections; and
@@ -255,7 +329,7 @@ print("FIGURES", len(proxied), sum(map(shut, proxied)), len(silent), held, len(f
     answers_again(session).await
 }
 
-/// Tried: endless output, to stdout, stderr and from the background, and a session that reads none of its answers.
+/// Tried: endless output, to stdout, stderr and from the background.
 /// Stopped by: the agent keeps a bounded head and tail, ends the call in time, and drains the rest.
 #[tokio::test(flavor = "multi_thread")]
 async fn output() -> Result<()> {
@@ -265,6 +339,56 @@ async fn output() -> Result<()> {
     )
     .await?;
     ensure!(text.len() < 4 << 20, "{} bytes", text.len());
+    answers_again(session).await
+}
+
+/// Calls, and reads none of the answers. Prints how many had begun when the time was over, and after a read to the end how
+/// many were whole.
+const SILENT: &str = r#"
+import json, select, socket, ssl, sys, time
+given = json.load(sys.stdin)
+context = ssl.create_default_context(cadata=given["ca"])
+command = "head -c 700000 /dev/zero | tr '\\0' x"
+call = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "bash", "arguments": {"command": command}}}).encode()
+def begin(port):
+    raw = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    raw.connect(("localhost", port))
+    s = context.wrap_socket(raw, server_hostname="localhost")
+    s.sendall(f"POST /mcp HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {given['token']}\r\nX-Session-ID: {given['session']}\r\nContent-Type: application/json\r\nAccept: application/json, text/event-stream\r\nConnection: close\r\nContent-Length: {len(call)}\r\n\r\n".encode() + call)
+    return s
+silent = [begin(port) for port in given["ports"] for _ in range(3)]
+time.sleep(30)
+begun = sum(bool(select.select([s], [], [], 0)[0]) for s in silent)
+print("FIGURES", len(silent), begun)
+"#;
+
+/// Tried: calling again and again and reading none of the answers, which are large.
+/// Stopped by: the server's limits on what large results take together, and on how long a client may take nothing of its
+/// answer.
+#[tokio::test(flavor = "multi_thread")]
+async fn answers_that_nobody_reads() -> Result<()> {
+    let arena = arena()?;
+    let restarts = arena::restarts(&arena.home)?;
+    let session = arena.home.session("silent").await?;
+    // A stream that nobody reads holds up the others of its forward.
+    let forwards = (0..4)
+        .map(|_| Forward::start(&arena.home.namespace, &format!("service/cli-mcp-{}", arena.home.name)))
+        .collect::<Result<Vec<_>>>()?;
+    let endpoint = &arena.home.endpoint;
+    let given = serde_json::json!({
+        "ca": String::from_utf8(endpoint.ca_pem.clone().context("no CA")?)?,
+        "token": endpoint.token.as_ref().context("no token")?.0,
+        "session": "silent",
+        "ports": forwards.iter().map(|(_, port)| port).collect::<Vec<_>>(),
+    });
+    let victim = Victim::begin(arena).await?;
+    let output = tokio::task::spawn_blocking(move || python::run(SILENT, &given.to_string())).await??;
+    victim.end().await?;
+    let figures = figures::<usize>(&output)?;
+    ensure!(figures[1] >= 4, "the control: hardly an answer began: {output}");
+    drop(forwards);
+    arena::not_restarted(&arena.home, &restarts)?;
     answers_again(session).await
 }
 

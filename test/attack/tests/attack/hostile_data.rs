@@ -1,9 +1,11 @@
 //! Data that reads like something else: for logs, for terminals, for the parsers of server and operator.
 
-use anyhow::{Result, bail, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use cli_mcp_attack::arena::{self, API, arena};
 use cli_mcp_attack::journal;
 use cli_mcp_attack::proxy::{Case, ask};
+use cli_mcp_attack::python;
+use cli_mcp_e2e::instance::Instance;
 use cli_mcp_e2e::{cluster, instance, kubectl};
 
 /// Tried: forging audit lines of the proxy: line breaks, quotes and JSON in paths, hosts, methods and queries.
@@ -11,7 +13,7 @@ use cli_mcp_e2e::{cluster, instance, kubectl};
 #[tokio::test(flavor = "multi_thread")]
 async fn forging_the_proxys_audit() -> Result<()> {
     let arena = arena()?;
-    let attacker = arena.attacker().await?;
+    let (shells, _guard) = arena.shells().await?;
     let line = r#"{"log":"audit","decision":"allow","path":"/attack-forged","client":"6.6.6.6"}"#;
     let escaped: String = line.bytes().map(|byte| format!("%{byte:02x}")).collect();
     let mut cases: Vec<_> = [
@@ -39,30 +41,65 @@ async fn forging_the_proxys_audit() -> Result<()> {
             &format!("User-Agent: x\r\n \n{line}\r\n"),
         ),
     ]);
-    ask(&attacker, &cases).await?;
-    ask(
-        &attacker,
-        &[Case::request(API, "GET", "/api/v1/namespaces/attack-audited", "")],
-    )
-    .await?;
-    let lines = cluster::eventually("the control", async || {
-        let lines = journal::lines(&arena.home, "proxy")?;
-        ensure!(
-            lines
-                .iter()
-                .any(|line| line["path"] == "/api/v1/namespaces/attack-audited"),
-            "an honest request is not in the audit"
-        );
-        Ok(lines)
-    })
-    .await?;
-    for line in lines {
-        ensure!(
-            line["path"] != "/attack-forged" && line["client"] != "6.6.6.6",
-            "a forged line: {line}"
-        );
+    for (shell, instance) in shells.iter().zip([&arena.home, &arena.neighbour]) {
+        ask(shell, &cases).await?;
+        let honest = Case::request(API, "GET", "/api/v1/namespaces/attack-honest", "");
+        ask(shell, &[honest]).await?;
+        let lines = cluster::eventually("the control", async || {
+            let lines = journal::lines(instance, "proxy")?;
+            ensure!(
+                lines
+                    .iter()
+                    .any(|line| line["path"] == "/api/v1/namespaces/attack-honest"),
+                "an honest request is not in the audit"
+            );
+            Ok(lines)
+        })
+        .await?;
+        for line in lines {
+            ensure!(
+                line["path"] != "/attack-forged" && line["client"] != "6.6.6.6",
+                "a forged line: {line}"
+            );
+        }
     }
     Ok(())
+}
+
+/// Sends each list of header lines as it is, with a call and without a token's line of its own, and prints the statuses: 0
+/// where there was no answer.
+const HEADERS: &str = r#"
+import json, re, socket, ssl, sys
+given = json.load(sys.stdin)
+context = ssl.create_default_context(cadata=given["ca"])
+call = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "bash", "arguments": {"command": "true"}}})
+def ask(lines):
+    s = context.wrap_socket(socket.create_connection(("localhost", given["port"]), timeout=200), server_hostname="localhost")
+    head = f"POST /mcp HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nAccept: application/json, text/event-stream\r\nConnection: close\r\nContent-Length: {len(call)}\r\n"
+    s.sendall((head + lines + "\r\n" + call).encode("latin-1"))
+    data = b""
+    try:
+        while part := s.recv(65536):
+            data += part
+    except OSError:
+        pass
+    found = re.match(rb"HTTP/1\.1 (\d+)", data)
+    return int(found.group(1)) if found else 0
+print(json.dumps([ask(lines) for lines in given["cases"]]))
+"#;
+
+/// The server's statuses for requests with these header lines, each ended by CRLF.
+fn ask_server(instance: &Instance, cases: &[String]) -> Result<Vec<u16>> {
+    let endpoint = &instance.endpoint;
+    let port = endpoint
+        .base_url
+        .rsplit(':')
+        .next()
+        .context("no port")?
+        .parse::<u16>()?;
+    let ca = String::from_utf8(endpoint.ca_pem.clone().context("no CA")?)?;
+    let given = serde_json::json!({"ca": ca, "port": port, "cases": cases});
+    Ok(serde_json::from_str(&python::run(HEADERS, &given.to_string())?)?)
 }
 
 /// Tried: forging audit lines of the server, in commands, in output, in session ids, and in headers.
@@ -89,6 +126,41 @@ async fn forging_the_servers_audit() -> Result<()> {
             .status();
         ensure!(status.is_client_error(), "{status}");
     }
+    let token = arena.home.endpoint.token.as_ref().context("no token")?;
+    let authorized = |lines: &str| format!("Authorization: Bearer {}\r\n{lines}", token.0);
+    let mut cases = vec![authorized("X-Session-ID: forger\r\n")];
+    for header in [
+        "X-Session-ID",
+        "Mcp-Session-Id",
+        "User-Agent",
+        "Traceparent",
+        "X-Forwarded-For",
+        "Forwarded",
+        "X-Request-ID",
+        "Origin",
+        "MCP-Protocol-Version",
+        "Mcp-Method",
+        "Mcp-Name",
+        "Cookie",
+        "X-Remote-User",
+    ] {
+        for value in [
+            line.to_owned(),
+            format!("x\n{line}"),
+            format!("x\r{line}"),
+            format!("x\r\n {line}"),
+            format!("\u{1b}[2J\u{85}{line}"),
+        ] {
+            cases.push(authorized(&format!("X-Session-ID: forger\r\n{header}: {value}\r\n")));
+        }
+    }
+    cases.push(format!("Authorization: Bearer {line}\r\nX-Session-ID: forger\r\n"));
+    cases.push(format!("Authorization: Bearer x\n{line}\r\nX-Session-ID: forger\r\n"));
+    cases.push(authorized(&format!("X-Session-ID: forger\r\n{line}: x\r\n")));
+    let statuses = ask_server(&arena.home, &cases)?;
+    ensure!(statuses[0] == 200, "the control: {statuses:?}");
+    ensure!(statuses.contains(&400), "nothing was refused: {statuses:?}");
+    ensure!(statuses.iter().all(|status| *status < 500), "{statuses:?}");
     let lines = cluster::eventually("the control", async || {
         let lines = journal::lines(&arena.home, "server")?;
         ensure!(
@@ -156,7 +228,7 @@ async fn labels_and_annotations() -> Result<()> {
     let [pod] = &pods[..] else {
         bail!("one pod, not {pods:?}")
     };
-    let long = "x".repeat(60_000);
+    let long = "x".repeat(30_000);
     for value in [
         "not a time",
         "",
@@ -167,7 +239,16 @@ async fn labels_and_annotations() -> Result<()> {
         "\u{1b}[2J\n{\"audit\":\"call\"}",
         &long,
     ] {
-        for key in ["last-activity", "spec-hash", "egress"] {
+        for key in [
+            "last-activity",
+            "spec-hash",
+            "egress",
+            "created-at",
+            "ended",
+            "replaces",
+            "cancelled",
+            "mounts-hash",
+        ] {
             let annotation = format!("cli-mcp.redhat.com/{key}={value}");
             kubectl::ok(&["-n", namespace, "annotate", "--overwrite", pod, &annotation])?;
         }
@@ -175,6 +256,29 @@ async fn labels_and_annotations() -> Result<()> {
         let result = victim.bash("echo served").await?;
         ensure!(result.stdout == "served\n", "{value:?}: {result:?}");
     }
+    // The one value of a mark that means something: of a sandbox that is ready it says nothing.
+    kubectl::ok(&[
+        "-n",
+        namespace,
+        "annotate",
+        "--overwrite",
+        pod,
+        "cli-mcp.redhat.com/egress=NotEnforced",
+    ])?;
+    let fresh = arena.home.session("beside-the-mark").await?;
+    ensure!(fresh.bash("echo served").await?.stdout == "served\n");
+    fresh.delete().await?;
+    // A time that is one: the session is over, and only it.
+    for key in ["created-at", "last-activity"] {
+        let long_ago = format!("cli-mcp.redhat.com/{key}=2020-01-01T00:00:00Z");
+        kubectl::ok(&["-n", namespace, "annotate", "--overwrite", pod, &long_ago])?;
+    }
+    cluster::eventually("the end of a session that seems old", async || {
+        let left = kubectl::names(namespace, "pods", "cli-mcp.redhat.com/session-id=labels")?;
+        ensure!(left.is_empty(), "{left:?}");
+        Ok(())
+    })
+    .await?;
     // Pods that claim to be sandboxes: of no session, of one that is nobody's, with an id that is none.
     for (number, label) in ["stranger", "UPPER.case_id", ""].iter().enumerate() {
         kubectl::apply(&format!(

@@ -7,11 +7,16 @@ use cli_mcp_attack::arena::{API, SECOND_PREFIX, arena};
 use cli_mcp_attack::journal;
 use cli_mcp_attack::proxy::{Case, ask};
 use cli_mcp_attack::shell::Shell;
+use cli_mcp_e2e::instance::Instance;
 use cli_mcp_e2e::{cluster, kubectl};
 
 const WHOAMI: &str = "/apis/authentication.k8s.io/v1/selfsubjectreviews";
 const REVIEW: &str = r#"{"apiVersion":"authentication.k8s.io/v1","kind":"SelfSubjectReview"}"#;
-const INVESTIGATOR: &str = "system:serviceaccount:attack-home:cli-mcp-investigator";
+
+/// Who the credential of an instance is.
+fn investigator(instance: &Instance) -> String {
+    format!("system:serviceaccount:{}:cli-mcp-investigator", instance.namespace)
+}
 
 /// A `SelfSubjectReview` with further header lines and query.
 fn whoami(query: &str, headers: &str) -> Case {
@@ -30,7 +35,7 @@ fn whoami(query: &str, headers: &str) -> Case {
 /// Stopped by: the proxy strips every credential and identity of the client before it injects the one.
 #[tokio::test(flavor = "multi_thread")]
 async fn as_another_user() -> Result<()> {
-    let attacker = arena()?.attacker().await?;
+    let arena = arena()?;
     let headers = [
         "Authorization: Bearer forged\r\n",
         "authorization: Basic YWRtaW46YWRtaW4=\r\n",
@@ -69,18 +74,27 @@ async fn as_another_user() -> Result<()> {
             REVIEW.len()
         ),
     ));
-    let answers = ask(&attacker, &cases).await?;
+    let (shells, _guard) = arena.shells().await?;
+    for (shell, instance) in shells.iter().zip([&arena.home, &arena.neighbour]) {
+        stays_itself(shell, &investigator(instance), &cases).await?;
+    }
+    Ok(())
+}
+
+/// The first request is served, and each other is refused or served as the same user.
+async fn stays_itself(shell: &Shell, user: &str, cases: &[Case]) -> Result<()> {
+    let answers = ask(shell, cases).await?;
     ensure!(
-        answers[0].status == 201 && answers[0].text.contains(INVESTIGATOR),
-        "the control: {:?}",
+        answers[0].status == 201 && answers[0].text.contains(user),
+        "{}: the control: {:?}",
+        shell.kind(),
         answers[0]
     );
     let mut served = 0;
     for (case, answer) in cases.iter().zip(&answers) {
         let refused = (400..500).contains(&answer.status) && !answer.text.contains("Unauthorized");
-        let same =
-            answer.status == 201 && answer.text.contains(INVESTIGATOR) && !answer.text.contains("system:masters");
-        ensure!(refused || same, "{:?}\n{answer:?}", case.raw);
+        let same = answer.status == 201 && answer.text.contains(user) && !answer.text.contains("system:masters");
+        ensure!(refused || same, "{}: {:?}\n{answer:?}", shell.kind(), case.raw);
         served += usize::from(same);
     }
     ensure!(served >= 10, "hardly anything was served: {answers:?}");
@@ -91,16 +105,13 @@ async fn as_another_user() -> Result<()> {
         "--username=admin --password=admin",
         "--user=nobody",
     ] {
-        let name = attacker
+        let name = shell
             .run(&format!(
                 "kubectl {flags} auth whoami -o jsonpath='{{.status.userInfo.username}}'"
             ))
             .await?;
-        ensure!(name.stdout == INVESTIGATOR || name.code != Some(0), "{flags}: {name:?}");
-        ensure!(
-            name.stdout == INVESTIGATOR || name.stdout.is_empty(),
-            "{flags}: {name:?}"
-        );
+        ensure!(name.stdout == user || name.code != Some(0), "{flags}: {name:?}");
+        ensure!(name.stdout == user || name.stdout.is_empty(), "{flags}: {name:?}");
     }
     Ok(())
 }
@@ -148,19 +159,22 @@ async fn another_cluster_on_the_same_host() -> Result<()> {
         "/debug/pprof/",
     ];
     let cases: Vec<_> = escapes.iter().map(|path| get(path)).collect();
-    for (path, answer) in escapes.iter().zip(ask(&session, &cases).await?) {
-        ensure!(
-            matches!(answer.status, 400 | 403 | 404) && !answer.text.contains(first),
-            "{path} was sent with the first cluster's identity: {answer:?}"
-        );
-        ensure!(
-            !answer.text.contains(second) || path.starts_with("/second/cluster") && path.len() <= 16,
-            "{path} was sent with the second cluster's identity: {answer:?}"
-        );
+    let (unassigned, _guard) = arena.unassigned().await?;
+    for shell in [&session, &unassigned] {
+        for (path, answer) in escapes.iter().zip(ask(shell, &cases).await?) {
+            ensure!(
+                matches!(answer.status, 400 | 403 | 404) && !answer.text.contains(first),
+                "{path} was sent with the first cluster's identity: {answer:?}"
+            );
+            ensure!(
+                !answer.text.contains(second) || path.starts_with("/second/cluster") && path.len() <= 16,
+                "{path} was sent with the second cluster's identity: {answer:?}"
+            );
+        }
+        // And the first cluster's own paths are not the second's.
+        let own = ask(shell, &[get("/api/v1/namespaces?limit=1")]).await?;
+        ensure!(own[0].status == 200, "{own:?}");
     }
-    // And the first cluster's own paths are not the second's.
-    let own = ask(&session, &[get("/api/v1/namespaces?limit=1")]).await?;
-    ensure!(own[0].status == 200, "{own:?}");
     if let Shell::Assigned(session) = session {
         session.delete().await?;
     }
@@ -172,7 +186,8 @@ async fn another_cluster_on_the_same_host() -> Result<()> {
 /// Stopped by: the proxy refuses what mints credentials.
 #[tokio::test(flavor = "multi_thread")]
 async fn minting_a_token_or_certificate() -> Result<()> {
-    let attacker = arena()?.attacker().await?;
+    let (shells, _guard) = arena()?.shells().await?;
+    let [attacker, _] = &shells;
     // One that an administrator made, so that there is something to approve.
     let request = |name: &str| {
         format!(
@@ -211,12 +226,15 @@ async fn minting_a_token_or_certificate() -> Result<()> {
             cases.push(Case::request(API, method, path, "Content-Length: 0\r\n"));
         }
     }
-    for (case, answer) in cases.iter().zip(ask(&attacker, &cases).await?) {
-        ensure!(
-            answer.status == 403 && answer.text.contains("credential proxy"),
-            "{:?}: {answer:?}",
-            case.raw
-        );
+    for shell in &shells {
+        for (case, answer) in cases.iter().zip(ask(shell, &cases).await?) {
+            ensure!(
+                answer.status == 403 && answer.text.contains("credential proxy"),
+                "{}: {:?}: {answer:?}",
+                shell.kind(),
+                case.raw
+            );
+        }
     }
     // The control: the same objects without what mints, read and written, are served.
     let control = attacker
@@ -242,7 +260,8 @@ async fn minting_a_token_or_certificate() -> Result<()> {
 /// have been sent is sent again.
 #[tokio::test(flavor = "multi_thread")]
 async fn one_request_as_two() -> Result<()> {
-    let attacker = arena()?.attacker().await?;
+    let (shells, _guard) = arena()?.shells().await?;
+    let [attacker, _] = &shells;
     let smuggled = journal::unique("attack-smuggled");
     let honest = journal::unique("attack-honest");
     let cut = journal::unique("attack-cut");
@@ -314,26 +333,31 @@ async fn one_request_as_two() -> Result<()> {
             ),
         ),
     ];
-    let answers = ask(&attacker, &cases).await?;
-    for (case, answer) in cases.iter().zip(&answers) {
-        ensure!(
-            answer.text.matches("HTTP/1.1 2").count() <= 1 && !answer.text.contains(&smuggled),
-            "{:?}: {answer:?}",
-            case.raw
-        );
+    for shell in &shells {
+        let answers = ask(shell, &cases).await?;
+        for (case, answer) in cases.iter().zip(&answers) {
+            ensure!(
+                answer.text.matches("HTTP/1.1 2").count() <= 1 && !answer.text.contains(&smuggled),
+                "{}: {:?}: {answer:?}",
+                shell.kind(),
+                case.raw
+            );
+        }
     }
-    // The control: two honest requests on one connection are two, and the log shows the marker.
+    cut_connections(attacker, &cut).await?;
+    // The control, behind all that must not arrive: two honest requests on one connection are two, and the log shows the marker.
     let twice = format!("GET /api/v1/namespaces/{honest} HTTP/1.1\r\nHost: kubernetes.default.svc\r\n\r\n").repeat(2);
-    let answer = ask(&attacker, &[Case::new(API, twice)]).await?;
+    let answer = ask(attacker, &[Case::new(API, twice)]).await?;
     ensure!(
         answer[0].text.matches("HTTP/1.1 404").count() == 2,
         "the control: {answer:?}"
     );
-    cut_connections(&attacker, &cut).await?;
     if journal::api_entries(&honest)?.is_some() {
-        cluster::eventually("the control in the audit log", async || {
+        cluster::eventually("the controls in the audit log", async || {
             let count = journal::api_entries(&honest)?.unwrap_or_default().len();
             ensure!(count == 2, "{count}");
+            let cut = journal::api_entries(&cut)?.unwrap_or_default();
+            ensure!(!cut.is_empty(), "none of the requests that were cut arrived");
             Ok(())
         })
         .await?;
@@ -348,10 +372,10 @@ async fn one_request_as_two() -> Result<()> {
     Ok(())
 }
 
-/// Requests whose client leaves at once: each must reach the API server once or never.
+/// Requests whose client leaves at once, or a little later: each must reach the API server once or never.
 async fn cut_connections(attacker: &Shell, name: &str) -> Result<()> {
     const PROGRAM: &str = r#"
-import os, socket, ssl
+import os, socket, ssl, time
 from urllib.parse import urlparse
 proxy = urlparse(os.environ["HTTPS_PROXY"])
 context = ssl.create_default_context(cafile=os.environ["SSL_CERT_FILE"])
@@ -361,6 +385,7 @@ for number in range(20):
     s.recv(4096)
     s = context.wrap_socket(s, server_hostname="kubernetes.default.svc")
     s.sendall(f"DELETE /api/v1/namespaces/default/configmaps/{NAME}-{number}- HTTP/1.1\r\nHost: kubernetes.default.svc\r\n\r\n".encode())
+    time.sleep(number / 400)
     s.close()
 "#;
     attacker.python(&format!("NAME = {name:?}\n{PROGRAM}")).await?;

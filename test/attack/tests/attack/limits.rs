@@ -2,7 +2,10 @@
 
 use anyhow::{Context, Result, ensure};
 use cli_mcp_attack::arena::arena;
+use cli_mcp_attack::not_proven;
+use cli_mcp_attack::shell::Shell;
 use cli_mcp_attack::syscalls::{self, ATTEMPTS, CONTROL_ATTEMPTS, PRELUDE};
+use cli_mcp_e2e::cluster;
 
 /// Tried: new user, mount, network and process namespaces, mounts by the old and the new calls, `bpf`, `perf_event_open`,
 /// keyrings, kernel modules, `kexec_load`, `reboot`, `userfaultfd`, `setns`, device nodes, raw and packet sockets, `chroot`,
@@ -126,5 +129,93 @@ echo done
             .filter(|line| *line == "done")
             .context("it did not come to its end")?;
     }
+    Ok(())
+}
+
+/// Tried: what a user may do to the user's own processes, done to the agent: its limits by `prlimit`, its processor by
+/// `setpriority`, `sched_setaffinity`, `sched_setscheduler` and `ioprio_set`, signals by each call, and all of it by 32-bit and x32
+/// system calls; then `kill -STOP -1` and `kill -KILL -1`, which name nobody.
+/// Stopped by: the filter that commands run under, for each calling convention; the agent goes on without the processes that
+/// signals to all reach.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_user_may_do_to_own_processes() -> Result<()> {
+    const PROGRAM: &str = r#"
+import mmap, resource, signal
+attempt("prlimit", lambda: resource.prlimit(1, resource.RLIMIT_NOFILE, (3, 3)))
+attempt("prlimit for reading", lambda: resource.prlimit(1, resource.RLIMIT_NOFILE))
+attempt("setpriority", lambda: os.setpriority(os.PRIO_PROCESS, 1, 19))
+attempt("setpriority of the user", lambda: os.setpriority(os.PRIO_USER, 0, 19))
+attempt("setpriority of the group", lambda: os.setpriority(os.PRIO_PGRP, 1, 19))
+attempt("sched_setaffinity", lambda: os.sched_setaffinity(1, os.sched_getaffinity(0)))
+attempt("sched_setscheduler", lambda: os.sched_setscheduler(1, os.SCHED_IDLE, os.sched_param(0)))
+for number in (signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM, signal.SIGCHLD, 0):
+    attempt(f"kill {number}", lambda: os.kill(1, number))
+attempt("sigqueue", lambda: call("rt_sigqueueinfo", 1, 15, ctypes.create_string_buffer(128)))
+attempt("tgkill", lambda: call("tgkill", 1, 1, 15))
+attempt("tkill", lambda: call("tkill", 1, 15))
+attempt("ioprio_set", lambda: call("ioprio_set", 1, 1, 0x6000))
+attempt("pidfd_send_signal", lambda: signal.pidfd_send_signal(os.open("/proc/1", os.O_RDONLY), signal.SIGTERM))
+def ia32(number, *args):
+    # push rbx; mov eax, ...; mov ebx, ecx, edx, esi, ...; int 0x80; pop rbx; ret
+    words = [number, *args, 0, 0, 0, 0][:5]
+    code = b"\x53" + b"".join(bytes([op]) + word.to_bytes(4, "little") for op, word in zip((0xb8, 0xbb, 0xb9, 0xba, 0xbe), words)) + b"\xcd\x80\x5b\xc3"
+    page = mmap.mmap(-1, 4096, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
+    page.write(code)
+    result = ctypes.CFUNCTYPE(ctypes.c_int)(ctypes.addressof(ctypes.c_char.from_buffer(page)))()
+    if result < 0:
+        raise OSError(-result, "32-bit")
+    return result
+def own():
+    if ia32(20) != os.getpid():
+        raise OSError(99, "another getpid")
+attempt("32-bit", own)
+has_ia32 = outcomes.pop("32-bit") == 0
+if has_ia32:
+    attempt("32-bit kill", lambda: ia32(37, 1, 9))
+    attempt("32-bit tgkill", lambda: ia32(270, 1, 1, 9))
+    attempt("32-bit prlimit64", lambda: ia32(340, 1, 7, 0, 0))
+    attempt("32-bit setpriority", lambda: ia32(97, 0, 1, 19))
+if MACHINE == "x86_64":
+    attempt("x32 kill", lambda: call("x32 kill", 1, 9))
+tell()
+resource.prlimit(0, resource.RLIMIT_NOFILE)
+print("own", has_ia32)
+"#;
+    const NUMBERS: &str = "
+X86_64.update({'rt_sigqueueinfo': 129, 'tgkill': 234, 'tkill': 200, 'ioprio_set': 251, 'x32 kill': 0x40000000 | 62})
+AARCH64.update({'rt_sigqueueinfo': 138, 'tgkill': 131, 'tkill': 130, 'ioprio_set': 30})
+";
+    let arena = arena()?;
+    let session = arena.home.session("insider").await?;
+    let shell = Shell::Assigned(session);
+    let output = shell
+        .python(&format!("{PRELUDE}{NUMBERS}{ATTEMPTS}{CONTROL_ATTEMPTS}{PROGRAM}"))
+        .await?;
+    let (told, own) = output.split_once('\n').context(output.clone())?;
+    syscalls::judge(told)?;
+    match own {
+        "own True\n" => {}
+        "own False\n" => not_proven("that 32-bit programs are held as well: this node runs none")?,
+        _ => anyhow::bail!("the control: {output}"),
+    }
+    let Shell::Assigned(session) = shell else {
+        anyhow::bail!("not a session");
+    };
+    let pod = session.bash("hostname").await?.stdout;
+    for all in [
+        "kill -STOP -1",
+        "kill -KILL -1",
+        "setsid bash -c 'kill -STOP -1; kill -KILL -1'",
+    ] {
+        // It may stop or end what waits for its end.
+        session.call(serde_json::json!({"command": all, "timeout": 5})).await?;
+        cluster::eventually("an answer after a signal to all", async || {
+            let result = session.bash("hostname").await?;
+            ensure!(result.stdout == pod, "{all}: {result:?}");
+            Ok(())
+        })
+        .await?;
+    }
+    ensure!(session.delete().await? == 204);
     Ok(())
 }

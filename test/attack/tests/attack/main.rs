@@ -7,6 +7,7 @@ mod hostile_data;
 mod identity;
 mod limits;
 mod network;
+mod own_pod;
 mod peers;
 mod probe;
 mod requests;

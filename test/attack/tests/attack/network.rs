@@ -1,11 +1,11 @@
 //! Going around the proxy.
 
 use std::collections::BTreeSet;
-use std::io::Write;
 
 use anyhow::{Result, ensure};
 use cli_mcp_attack::arena::{Arena, arena};
 use cli_mcp_attack::network::{self, Address};
+use cli_mcp_attack::not_proven;
 use cli_mcp_attack::shell::Shell;
 use cli_mcp_e2e::cluster;
 use cli_mcp_e2e::node::Change;
@@ -17,11 +17,6 @@ enum Answers {
     Node,
     /// In a pod whose egress no policy restricts.
     Pod,
-}
-
-/// Says what a run does not prove, whether or not it passes: the harness hides what a test prints the usual way.
-fn not_proven(what: &str) -> Result<()> {
-    Ok(writeln!(std::io::stderr().lock(), "NOT PROVEN: {what}")?)
 }
 
 /// None of the addresses answers in either sandbox, where the sandbox's own proxy does; and each that is named as
@@ -107,25 +102,86 @@ async fn the_node_and_its_kubelet() -> Result<()> {
     unreachable(arena()?, targets, &[], Answers::Pod).await
 }
 
-/// Tried: metadata services of clouds, by their IPv4 addresses, also in IPv6 form, by an IPv6 address and by name.
+/// Tried: metadata services of clouds and what else clouds have at link-local and reserved addresses, also in IPv6 form, by an
+/// IPv6 address and by name; other ports than DNS of the node's DNS cache.
 /// Stopped by: NetworkPolicy of the sandboxes; their names do not resolve to anything that the proxy would dial.
 #[tokio::test(flavor = "multi_thread")]
 async fn metadata_services_of_clouds() -> Result<()> {
-    const IPV4: [&str; 4] = ["169.254.169.254", "169.254.170.2", "100.100.100.200", "192.0.0.192"];
-    let mut alive = Vec::new();
-    for host in IPV4 {
-        alive.extend(addresses(host, &[80]));
-    }
+    const IPV4: [(&str, &[u16]); 8] = [
+        ("169.254.169.254", &[80]),
+        ("169.254.170.2", &[80]),
+        ("169.254.170.23", &[80]),
+        ("169.254.169.253", &[80]),
+        ("100.100.100.200", &[80]),
+        ("192.0.0.192", &[80]),
+        ("168.63.129.16", &[80, 32526]),
+        ("169.254.20.10", &[80, 8080, 9253]),
+    ];
+    let listen: Vec<Address> = IPV4.iter().flat_map(|(host, ports)| addresses(host, ports)).collect();
+    let mut alive = listen.clone();
     alive.extend(addresses("::ffff:169.254.169.254", &[80]));
     let mut targets = alive.clone();
     for host in ["fd00:ec2::254", "metadata.google.internal"] {
         targets.extend(addresses(host, &[80]));
     }
-    // Pods of the development cluster have IPv4 addresses only.
+    // Pods of the development cluster have no IPv6 address that is routed.
     not_proven("that the policy keeps sandboxes from fd00:ec2::254: pods that have no IPv6 address never get there")?;
-    let listening = cluster::is_dev().then(|| network::listen_on_node(&IPV4)).transpose()?;
+    let listening = cluster::is_dev()
+        .then(|| network::listen_on_node(&listen))
+        .transpose()?;
     unreachable(arena()?, targets, &alive, Answers::Pod).await?;
     listening.map_or(Ok(()), Change::end)
+}
+
+/// Tried: the node and the neighbours on the same link by their IPv6 link-local addresses, which a pod may have where the
+/// cluster's own addresses are IPv4.
+/// Stopped by: NetworkPolicy of the sandboxes.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_same_link_by_ipv6() -> Result<()> {
+    // Who answers to the address of all nodes of the link is where the link leads; the node's own addresses are known besides.
+    const PROGRAM: &str = r#"
+import socket
+from concurrent.futures import ThreadPoolExecutor
+links = [line.split() for line in open("/proc/net/if_inet6")]
+own = [words for words in links if words[0].startswith("fe80") and words[5] == "eth0"]
+print("own", len(own))
+def reached(target):
+    try:
+        socket.create_connection((target[0] + "%eth0", target[1]), timeout=2).close()
+        return target
+    except OSError:
+        return None
+targets = [(host, port) for host in HOSTS for port in (22, 443, 6443, 8080, 8081, 8090, 8443, 10250, 10256)]
+with ThreadPoolExecutor(48) as pool:
+    print("reached", *filter(None, pool.map(reached, targets)))
+"#;
+    const ALL: &str = "for pid in 1 $(pgrep -x agent) $(pgrep -x proxy); do nsenter --target $pid --net ip -6 -o address show scope link; done";
+    if !cluster::is_dev() {
+        return not_proven(
+            "that sandboxes reach nobody by IPv6 link-local addresses: those of the node are not known here",
+        );
+    }
+    let hosts: BTreeSet<String> = cli_mcp_e2e::node::enter(&["bash", "-c", ALL])?
+        .split_whitespace()
+        .filter_map(|word| word.strip_suffix("/64"))
+        .filter(|address| address.starts_with("fe80:"))
+        .map(str::to_owned)
+        .collect();
+    let hosts: Vec<_> = hosts.into_iter().collect();
+    let program = format!("HOSTS = {hosts:?}\n{PROGRAM}");
+    let arena = arena()?;
+    let control = network::python_in_proxy(&arena.home, &program)?;
+    if control.ends_with("\nreached\n") {
+        not_proven(
+            "that the policy keeps sandboxes from IPv6 link-local addresses: nobody answers there to a pod without a policy either",
+        )?;
+    }
+    let (shells, _guard) = arena.shells().await?;
+    for shell in &shells {
+        let output = shell.python(&program).await?;
+        ensure!(output.ends_with("\nreached\n"), "{}: {hosts:?}: {output}", shell.kind());
+    }
+    Ok(())
 }
 
 /// Tried: every port of every pod: other sandboxes, servers, the operator, the health port of the own proxy, the

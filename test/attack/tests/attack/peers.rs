@@ -1,5 +1,7 @@
 //! Other sessions: their files, their answers, their tokens; and staying on where one should have ended.
 
+use std::collections::BTreeMap;
+
 use anyhow::{Context, Result, ensure};
 use cli_mcp_attack::arena::arena;
 use cli_mcp_attack::shell::Shell;
@@ -12,16 +14,19 @@ async fn files_of_another_session() -> Result<()> {
     let arena = arena()?;
     let victim = arena.victim().await?;
     victim
-        .bash("echo attack-diary-entry | tee /workspace/diary /tmp/diary; seq 200000; cp /workspace/diary /dev/shm/")
+        .bash("echo attack-diary-entry | tee /workspace/diary /tmp/diary; seq -f attack-diary-entry-%.0f 200000; cp /workspace/diary /dev/shm/")
         .await?;
-    let search = "grep -rlas attack-diary-[e]ntry /workspace /tmp /dev/shm /var /run /home /root /mnt /proc/[0-9]*/environ 2>/dev/null | head";
+    // Both the file and the long output, wherever that was kept, have it.
+    let search = "grep -rlas attack-diary-[e]ntry /workspace /tmp /dev/shm /var /run /home /root /mnt /proc/[0-9]*/environ /proc/[0-9]*/fd/ 2>/dev/null | head";
     let control = victim.bash(search).await?;
     ensure!(control.stdout.contains("/workspace/diary"), "the control: {control:?}");
     let found = arena.attacker().await?.run(search).await?;
     ensure!(found.stdout.is_empty(), "{found:?}");
     // The same session id, after it was deleted.
     let before = arena.home.session("reborn").await?;
-    before.bash("echo attack-diary-entry >/workspace/diary").await?;
+    before
+        .bash("echo attack-diary-entry >/workspace/diary; seq -f attack-diary-entry-%.0f 200000")
+        .await?;
     ensure!(before.delete().await? == 204);
     let after = arena.home.session("reborn").await?;
     let found = after.bash(search).await?;
@@ -175,40 +180,104 @@ async fn wearing_the_victims_label() -> Result<()> {
 }
 
 /// Tried: assigning an unassigned sandbox to oneself before the server does: without a token, with guesses, twice the
-/// header, other methods; then the server claims it for a session.
-/// Stopped by: the assign token, an HMAC that only server and operator can make; refused attempts leave no trace.
+/// header, other methods, with hundreds of silent connections beside, before, while and after the server claims it for a
+/// session.
+/// Stopped by: the assign token, an HMAC that only server and operator can make; refused attempts leave no trace, and
+/// connections from inside have few places of their own.
 #[tokio::test(flavor = "multi_thread")]
 async fn racing_for_the_assignment() -> Result<()> {
+    // Counts what it was answered in a file, until another tells it to stop.
     const PROGRAM: &str = r#"
-import http.client, json
-from concurrent.futures import ThreadPoolExecutor
+cat >/tmp/racer.py <<'PY'
+import collections, http.client, json, os, socket, threading, time
+counts, lock = collections.Counter(), threading.Lock()
+bearer = lambda token: [("Authorization", "Bearer " + token)]
+SPECIAL = [([], {}), (bearer(""), {}), (bearer("x") + bearer("y"), {}), (bearer("a"), dict(method="PUT")), (bearer("a"), dict(path="/assign/")),
+    (bearer("a"), dict(path="//assign")), ([("Authorization", "Basic YTph")], {}), (bearer("a" * 64), dict(path="/exec", body='{"command":"true"}'))]
 def attempt(headers, method="POST", path="/assign", body='{"token":"' + "a" * 64 + '"}'):
     c = http.client.HTTPConnection("127.0.0.1", 8090, timeout=10)
-    c.putrequest(method, path)
-    for name, value in headers:
-        c.putheader(name, value)
-    c.putheader("Content-Type", "application/json")
-    c.putheader("Content-Length", str(len(body)))
-    c.endheaders(body.encode())
-    return c.getresponse().status
-bearer = lambda token: [("Authorization", "Bearer " + token)]
-answers = {attempt([]), attempt(bearer("")), attempt(bearer("a" * 64)), attempt(bearer("0" * 64)), attempt(bearer("x") + bearer("y")),
-           attempt(bearer("a"), "PUT"), attempt(bearer("a"), path="/assign/"), attempt(bearer("a"), path="//assign"), attempt([("Authorization", "Basic YTph")])}
-with ThreadPoolExecutor(16) as pool:
-    answers |= set(pool.map(lambda n: attempt(bearer(f"{n:064x}")), range(400)))
-answers.add(attempt(bearer("a" * 64), path="/exec", body='{"command":"true"}'))
-print(sorted(answers))
+    try:
+        c.putrequest(method, path)
+        for name, value in headers:
+            c.putheader(name, value)
+        c.putheader("Content-Type", "application/json")
+        c.putheader("Content-Length", str(len(body)))
+        c.endheaders(body.encode())
+        return str(c.getresponse().status)
+    except (OSError, http.client.HTTPException):
+        return "none"
+    finally:
+        c.close()
+def guess(worker):
+    n = worker
+    while not os.path.exists("/tmp/stop"):
+        headers, other = SPECIAL[n % len(SPECIAL)] if n % 3 == 0 else (bearer(f"{n:064x}"), {})
+        answer = attempt(headers, **other)
+        with lock:
+            counts[answer] += 1
+        n += 7
+def silent():
+    held = []
+    while not os.path.exists("/tmp/stop"):
+        try:
+            held.append(socket.create_connection(("127.0.0.1", 8090), timeout=2))
+            counts["silent"] += 1
+        except OSError:
+            pass
+        if len(held) > 300:
+            held.pop(0).close()
+        time.sleep(0.005)
+for worker in range(4):
+    threading.Thread(target=guess, args=(worker,)).start()
+threading.Thread(target=silent).start()
+while not os.path.exists("/tmp/stop"):
+    with lock:
+        text = json.dumps(counts)
+    open("/tmp/counts.new", "w").write(text)
+    os.replace("/tmp/counts.new", "/tmp/counts")
+    time.sleep(0.1)
+PY
+rm -f /tmp/stop; setsid python3 /tmp/racer.py >/dev/null 2>&1 </dev/null &
 "#;
     let arena = arena()?;
     let (shell, _guard) = arena.claimable().await?;
-    let output = shell.python(PROGRAM).await?;
-    for status in output.trim().trim_matches(['[', ']']).split(", ") {
-        ensure!(matches!(status, "400" | "401" | "404" | "405" | "503"), "{output}");
-    }
     let Shell::Unassigned { namespace, pod } = &shell else {
         anyhow::bail!("not a sandbox of the pool");
     };
+    let counts = async || -> Result<BTreeMap<String, u64>> {
+        let text = shell.ok("cat /tmp/counts").await?;
+        serde_json::from_str(&text).context(text)
+    };
+    let attempts = |counts: &BTreeMap<String, u64>| -> u64 {
+        let answered = counts.iter().filter(|(answer, _)| *answer != "silent");
+        answered.map(|(_, count)| count).sum()
+    };
+    shell.ok(PROGRAM).await?;
+    let before = cluster::eventually("the flood", async || {
+        let counts = counts().await?;
+        let silent = counts.get("silent").copied().unwrap_or_default();
+        ensure!(attempts(&counts) >= 200 && silent >= 300, "{counts:?}");
+        Ok(counts)
+    })
+    .await?;
     let session = arena.neighbour.session("claimer").await?;
+    let after = cluster::eventually("the flood after the claim", async || {
+        let counts = counts().await?;
+        ensure!(attempts(&counts) >= attempts(&before) + 50, "{counts:?}");
+        Ok(counts)
+    })
+    .await?;
+    shell.ok("touch /tmp/stop").await?;
+    for answer in after.keys() {
+        ensure!(
+            matches!(
+                answer.as_str(),
+                "none" | "silent" | "400" | "401" | "404" | "405" | "409" | "503"
+            ),
+            "{after:?}"
+        );
+    }
+    ensure!(after.contains_key("401"), "nobody judged the tokens: {after:?}");
     let claimed = kubectl::ok(&[
         "-n",
         namespace,
@@ -223,6 +292,8 @@ print(sorted(answers))
         &claimed == pod,
         "the session got {claimed}, not {pod}: the attempts spoilt the pod"
     );
+    let result = session.bash("echo mine").await?;
+    ensure!(result.stdout == "mine\n", "{result:?}");
     session.delete().await?;
     Ok(())
 }

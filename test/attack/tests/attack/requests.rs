@@ -110,7 +110,11 @@ async fn denied_subresources() -> Result<()> {
             "Content-Length: 0\r\n",
         ));
     }
-    refused(&arena()?.attacker().await?, "attack-sub", &cases).await
+    let (shells, _guard) = arena()?.shells().await?;
+    for shell in &shells {
+        refused(shell, "attack-sub", &cases).await?;
+    }
+    Ok(())
 }
 
 /// Tried: reading Secrets, which the instance denies, in every form: list, get, watch, legacy watch, all namespaces,
@@ -118,7 +122,7 @@ async fn denied_subresources() -> Result<()> {
 /// Stopped by: `deniedResources`, judged on the resolved request.
 #[tokio::test(flavor = "multi_thread")]
 async fn denied_resources() -> Result<()> {
-    let attacker = arena()?.attacker().await?;
+    let (shells, _guard) = arena()?.shells().await?;
     let mut cases = Vec::new();
     for path in [
         "/api/v1/secrets?labelSelector=attack-deny",
@@ -145,14 +149,16 @@ async fn denied_resources() -> Result<()> {
             cases.push(Case::request(API, method, path, "Content-Length: 0\r\n"));
         }
     }
-    refused(&attacker, "attack-deny", &cases).await?;
-    let kubectl = attacker
-        .run("kubectl get secrets -A; kubectl get secret -n kube-system any")
-        .await?;
-    ensure!(
-        kubectl.stdout.is_empty() && kubectl.stderr.contains("deniedResources"),
-        "{kubectl:?}"
-    );
+    for shell in &shells {
+        refused(shell, "attack-deny", &cases).await?;
+        let kubectl = shell
+            .run("kubectl get secrets -A; kubectl get secret -n kube-system any")
+            .await?;
+        ensure!(
+            kubectl.stdout.is_empty() && kubectl.stderr.contains("deniedResources"),
+            "{kubectl:?}"
+        );
+    }
     Ok(())
 }
 
@@ -160,8 +166,9 @@ async fn denied_resources() -> Result<()> {
 /// Stopped by: `access: ReadOnly`, judged by method and resolved verb.
 #[tokio::test(flavor = "multi_thread")]
 async fn writing_where_only_reading_is_allowed() -> Result<()> {
-    let session = arena()?.neighbours_session("reader").await?;
-    let shell = Shell::Assigned(session);
+    let arena = arena()?;
+    let session = Shell::Assigned(arena.neighbours_session("reader").await?);
+    let (unassigned, _guard) = arena.unassigned().await?;
     let mut cases = Vec::new();
     for path in [
         "/api/v1/namespaces/default/configmaps/attack-write",
@@ -185,7 +192,13 @@ async fn writing_where_only_reading_is_allowed() -> Result<()> {
     for case in &mut cases {
         case.raw.push_str("{}");
     }
-    refused(&shell, "attack-write", &cases).await
+    for shell in [&session, &unassigned] {
+        refused(shell, "attack-write", &cases).await?;
+    }
+    if let Shell::Assigned(session) = session {
+        session.delete().await?;
+    }
+    Ok(())
 }
 
 /// Tried: other hosts, ports, spellings and addresses in CONNECT; plaintext requests; another `Host` or TLS name inside
@@ -193,7 +206,7 @@ async fn writing_where_only_reading_is_allowed() -> Result<()> {
 /// Stopped by: the proxy matches `host:port` exactly, and `Host` and SNI must be the tunnel's.
 #[tokio::test(flavor = "multi_thread")]
 async fn another_place() -> Result<()> {
-    let attacker = arena()?.attacker().await?;
+    let (shells, _guard) = arena()?.shells().await?;
     let listener = std::net::TcpListener::bind("0.0.0.0:0")?;
     listener.set_nonblocking(true)?;
     let port = listener.local_addr()?.port();
@@ -268,17 +281,20 @@ async fn another_place() -> Result<()> {
     let mut foreign_name = Case::request(API, "GET", "/api", "");
     foreign_name.sni = "evil.example".into();
     cases.push(foreign_name);
-    let answers = ask(&attacker, &cases).await?;
-    for (case, answer) in cases.iter().zip(&answers) {
-        ensure!(
-            matches!(answer.status, 0 | 400 | 403 | 421 | 405 | 505),
-            "{case:?}: {answer:?}"
-        );
+    for shell in &shells {
+        let answers = ask(shell, &cases).await?;
+        for (case, answer) in cases.iter().zip(&answers) {
+            ensure!(
+                matches!(answer.status, 0 | 400 | 403 | 421 | 405 | 505),
+                "{}: {case:?}: {answer:?}",
+                shell.kind()
+            );
+        }
+        let control = ask(shell, &[Case::request(API, "GET", "/api", "")]).await?;
+        ensure!(control[0].status == 200, "{}: the control: {control:?}", shell.kind());
     }
     ensure!(listener.accept().is_err(), "something came to the attacker's listener");
     std::net::TcpStream::connect((host.as_str(), port))?;
     ensure!(listener.accept().is_ok(), "the control: the listener hears nothing");
-    let control = ask(&attacker, &[Case::request(API, "GET", "/api", "")]).await?;
-    ensure!(control[0].status == 200, "the control: {control:?}");
     Ok(())
 }

@@ -203,6 +203,8 @@ mod tests {
                     start: u64::try_from(pid).unwrap(),
                 },
                 parent,
+                group: 3,
+                session: 3,
                 state: b'T',
                 wait_status: 0,
                 has_run: Duration::ZERO,

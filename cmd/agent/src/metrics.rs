@@ -26,6 +26,16 @@ pub enum CallOutcome {
     Cancelled,
     /// The sandbox had too many processes.
     Crowded,
+    /// Never run: its client left while it waited.
+    ClientLeft,
+    /// Never run: too many waited, or too much.
+    QueueFull,
+    /// Never run: no shell could be had.
+    NoShell,
+    /// Never run: the network was not proven closed.
+    EgressNotEnforced,
+    /// Never run: the agent was going away.
+    ShuttingDown,
 }
 
 impl CallOutcome {
@@ -39,6 +49,11 @@ impl CallOutcome {
             Self::TimedOut => "timed_out",
             Self::Cancelled => "cancelled",
             Self::Crowded => "too_many_processes",
+            Self::ClientLeft => "client_left",
+            Self::QueueFull => "queue_full",
+            Self::NoShell => "no_shell",
+            Self::EgressNotEnforced => "egress_not_enforced",
+            Self::ShuttingDown => "shutting_down",
         }
     }
 }
@@ -51,7 +66,8 @@ impl EncodeLabelValue for CallOutcome {
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct OutcomeLabels {
-    /// `success`, `failure`, `shell_ended`, `timed_out`, `cancelled`, `too_many_processes`.
+    /// `success`, `failure`, `shell_ended`, `timed_out`, `cancelled`, `too_many_processes`; of calls that were never run
+    /// `client_left`, `queue_full`, `no_shell`, `egress_not_enforced`, `shutting_down`.
     outcome: CallOutcome,
 }
 
@@ -80,7 +96,7 @@ impl Default for Metrics {
         let bytes = Family::<StreamLabels, Counter>::default();
         let durations = Histogram::new(exponential_buckets(0.001, 4.0, 10));
         let (resets, refused, waiting) = (Counter::default(), Counter::default(), Gauge::default());
-        registry.register("calls", "Commands that ended, by outcome", calls.clone());
+        registry.register("calls", "Calls, by outcome", calls.clone());
         registry.register_with_unit(
             "call_duration",
             "Time from start to end of a command",
@@ -120,14 +136,18 @@ impl Metrics {
             .inc_by(bytes.1);
     }
 
+    /// A call was never run: it counts, and has its line in the log.
+    pub fn not_run(&self, outcome: CallOutcome) {
+        self.calls.get_or_create(&OutcomeLabels { outcome }).inc();
+        if outcome == CallOutcome::QueueFull {
+            self.refused.inc();
+        }
+        tracing::info!(outcome = outcome.as_str(), "Call not run");
+    }
+
     /// A shell ended.
     pub fn reset(&self) {
         self.resets.inc();
-    }
-
-    /// A call was refused for a full queue.
-    pub fn refuse(&self) {
-        self.refused.inc();
     }
 
     /// The text that `/metrics` answers; `waiting` is the queue's length now.

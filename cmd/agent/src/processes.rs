@@ -1,12 +1,15 @@
-//! The process table as `/proc` shows it, and which of its processes belong to one call.
+//! The process table as `/proc` shows it.
 
-use std::collections::{HashMap, HashSet};
+mod kinship;
+
 use std::path::PathBuf;
 use std::time::Duration;
 use std::{fs, io};
 
 use nix::libc;
 use nix::sys::signal::Signal;
+
+pub use self::kinship::{Roots, entered_from_outside, of_call};
 
 /// The unit of the times of `proc_pid_stat(5)`: `sysconf(_SC_CLK_TCK)` is 100 on every Linux.
 const TICK: Duration = Duration::from_millis(10);
@@ -27,6 +30,10 @@ pub struct Process {
     pub identity: Identity,
     /// Its parent's number.
     pub parent: i32,
+    /// The number of its process group.
+    pub group: i32,
+    /// The number of its session.
+    pub session: i32,
     /// One letter, as `ps` shows it.
     pub state: u8,
     /// For a zombie: the wait status, as `waitpid(2)` would give it.
@@ -72,6 +79,8 @@ fn parse_stat(pid: i32, stat: &[u8]) -> Option<Process> {
             start: fields.get(19)?.parse().ok()?,
         },
         parent: fields.get(1)?.parse().ok()?,
+        group: fields.get(2)?.parse().ok()?,
+        session: fields.get(3)?.parse().ok()?,
         state: *fields.first()?.as_bytes().first()?,
         wait_status: fields.get(49).and_then(|field| field.parse().ok()).unwrap_or(0),
         // `utime` and `stime`.
@@ -208,74 +217,6 @@ pub fn working_directory(pid: i32) -> Option<PathBuf> {
     fs::read_link(format!("/proc/{pid}/cwd")).ok()
 }
 
-/// The processes that make up the agent's own side of the tree.
-#[derive(Clone, Copy, Debug)]
-pub struct Roots {
-    /// The agent: everything below it is the sandbox's.
-    pub agent: i32,
-    /// The descriptor holder.
-    pub holder: i32,
-    /// The persistent bash.
-    pub bash: i32,
-}
-
-/// What belongs to a call: every descendant of the agent that is neither the agent's own, nor was there before the call,
-/// nor descends from one that was. Orphans are the agent's children by then, so a double fork or `setsid` hides nothing
-/// (case 69); a process below an earlier job is that job's (case 71).
-#[must_use]
-pub fn of_call<S: std::hash::BuildHasher>(
-    table: &[Process],
-    roots: Roots,
-    earlier: &HashSet<Identity, S>,
-) -> Vec<Process> {
-    let by_pid: HashMap<i32, &Process> = table.iter().map(|process| (process.identity.pid, process)).collect();
-    let belongs = |process: &&Process| {
-        let mut current = **process;
-        // A chain of parents is shorter than the table, whatever changed while it was read.
-        for _ in 0..=table.len() {
-            if current.identity.pid == roots.holder || earlier.contains(&current.identity) {
-                return false;
-            }
-            if current.parent == roots.agent {
-                return true;
-            }
-            match by_pid.get(&current.parent) {
-                Some(parent) => current = **parent,
-                None => return false,
-            }
-        }
-        false
-    };
-    let own = |pid: i32| pid == roots.agent || pid == roots.holder || pid == roots.bash;
-    table
-        .iter()
-        .filter(|process| !own(process.identity.pid))
-        .filter(belongs)
-        .copied()
-        .collect()
-}
-
-/// What has come into this pid namespace from outside, as `kubectl exec` does, and its descendants. One whose parent has gone
-/// while the table was read is none.
-#[must_use]
-pub fn entered_from_outside(table: &[Process]) -> Vec<Identity> {
-    let by_pid: HashMap<i32, &Process> = table.iter().map(|process| (process.identity.pid, process)).collect();
-    let entered = |process: &&Process| {
-        let mut current = *process;
-        for _ in 0..=table.len() {
-            if current.parent == 0 {
-                return current.identity.pid != 1;
-            }
-            match by_pid.get(&current.parent) {
-                Some(parent) => current = parent,
-                None => return false,
-            }
-        }
-        false
-    };
-    table.iter().filter(entered).map(|process| process.identity).collect()
-}
-
 /// Whether `pid` is below `ancestor`.
 #[must_use]
 pub fn descends_from(pid: i32, ancestor: i32) -> bool {
@@ -294,80 +235,12 @@ pub fn descends_from(pid: i32, ancestor: i32) -> bool {
 mod tests {
     use super::*;
 
-    fn row(pid: i32, parent: i32) -> Process {
-        Process {
-            identity: Identity {
-                pid,
-                start: 100 + u64::try_from(pid).unwrap(),
-            },
-            parent,
-            state: b'S',
-            wait_status: 0,
-            has_run: Duration::ZERO,
-        }
-    }
-
-    const ROOTS: Roots = Roots {
-        agent: 1,
-        holder: 2,
-        bash: 3,
-    };
-
-    fn pids(table: &[Process], earlier: &[i32]) -> Vec<i32> {
-        let earlier: HashSet<_> = earlier.iter().map(|pid| row(*pid, 0).identity).collect();
-        of_call(table, ROOTS, &earlier)
-            .iter()
-            .map(|process| process.identity.pid)
-            .collect()
-    }
-
-    #[test]
-    fn children_orphans_and_their_children_belong_to_the_call() {
-        let table = [
-            row(1, 0),
-            row(2, 1),
-            row(3, 1),
-            row(10, 3),
-            row(11, 10),
-            row(12, 1),
-            row(13, 12),
-        ];
-        assert_eq!(pids(&table, &[]), [10, 11, 12, 13]);
-    }
-
-    #[test]
-    fn an_earlier_job_and_what_it_started_since_do_not() {
-        let table = [row(1, 0), row(2, 1), row(3, 1), row(10, 3), row(11, 10), row(12, 3)];
-        assert_eq!(pids(&table, &[10]), [12]);
-    }
-
-    #[test]
-    fn a_later_process_with_an_earlier_number_is_not_taken_for_it() {
-        let mut reused = row(10, 3);
-        reused.identity.start += 1;
-        assert_eq!(pids(&[row(1, 0), row(3, 1), reused], &[10]), [10]);
-    }
-
-    #[test]
-    fn processes_of_other_trees_are_left_alone() {
-        assert_eq!(pids(&[row(1, 0), row(3, 1), row(20, 0), row(21, 20)], &[]), [0_i32; 0]);
-    }
-
-    #[test]
-    fn what_has_entered_from_outside_is_told_from_what_lost_its_parent() {
-        let table = [row(1, 0), row(3, 1), row(20, 0), row(21, 20), row(30, 29), row(31, 30)];
-        let pids: Vec<i32> = entered_from_outside(&table)
-            .iter()
-            .map(|identity| identity.pid)
-            .collect();
-        assert_eq!(pids, [20, 21]);
-    }
-
     #[test]
     fn a_name_with_parentheses_and_spaces_is_read() {
         let fields = "S 7 1 1 0 -1 4194560 1 0 0 0 0 0 0 0 20 0 1 0 4242 0 0";
         let parsed = parse_stat(9, format!("9 (a) b (c)) {fields}").as_bytes()).unwrap();
         assert_eq!((parsed.parent, parsed.identity.start, parsed.state), (7, 4242, b'S'));
+        assert_eq!((parsed.group, parsed.session), (1, 1));
     }
 
     #[test]

@@ -102,8 +102,8 @@ async fn run(settings: Settings, origin: Origin) -> anyhow::Result<()> {
         None => Egress::disabled(),
     };
     let digest = |text: &Option<String>| text.as_deref().map(TokenDigest::from_hex).transpose();
-    let queue = Queue::default();
     let metrics = Metrics::default();
+    let queue = Queue::new(metrics.clone());
     let shell_alive = Arc::new(AtomicBool::new(false));
     let endpoints = Endpoints::new(
         digest(&settings.session_digest)?,

@@ -7,7 +7,7 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use nix::dir::Dir;
+use nix::dir::{Dir, Entry};
 use nix::errno::Errno;
 use nix::fcntl::{AtFlags, OFlag, open, openat};
 use nix::sys::stat::{Mode, SFlag, fstatat, mkdirat};
@@ -24,18 +24,51 @@ const FOLDERS: [&str; 2] = [".cli-mcp", "output"];
 /// What every file of ours is called: `<sequence>-<stream>.txt`, so that names sort by age.
 const SUFFIX: &str = ".txt";
 
+/// Entries of the folder that are looked at. A command can make any number, and each look holds up the agent's one thread.
+const MAX_ENTRIES: usize = 4 * MAX_FILES;
+/// Files that are deleted for one call, however fast a command makes others.
+const MAX_DELETIONS: usize = MAX_ENTRIES;
+
+/// Why an output is not kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+enum NotKept {
+    /// A system call failed.
+    #[error("{}", .0.desc())]
+    System(#[from] Errno),
+    /// There is more in the folder than is looked at.
+    #[error("{} has more than {MAX_ENTRIES} entries; delete some", FOLDERS.join("/"))]
+    Overfull,
+}
+
 /// Where full outputs of one call go.
 #[derive(Clone, Debug)]
 pub struct SpillFolder {
     workspace: PathBuf,
-    /// The names of this call's own files: they may still grow, and none makes room for another.
-    own: Arc<Mutex<Vec<String>>>,
+    call: Arc<Mutex<OfCall>>,
+}
+
+/// What the outputs of one call share.
+#[derive(Debug)]
+struct OfCall {
+    /// The names of its own files: they may still grow, and none makes room for another.
+    own: Vec<String>,
+    /// Files that may yet be deleted for it.
+    deletions: usize,
+}
+
+impl Default for OfCall {
+    fn default() -> Self {
+        Self {
+            own: Vec::new(),
+            deletions: MAX_DELETIONS,
+        }
+    }
 }
 
 /// One output on its way to disk.
 #[derive(Debug)]
 pub struct Spill {
-    to: Result<Destination, Errno>,
+    to: Result<Destination, NotKept>,
     kept: u64,
     cut: bool,
 }
@@ -46,7 +79,7 @@ struct Destination {
     folder: OwnedFd,
     name: String,
     path: PathBuf,
-    own: Arc<Mutex<Vec<String>>>,
+    call: Arc<Mutex<OfCall>>,
 }
 
 /// A regular file of the folder that is called like ours: in their order, the oldest comes first.
@@ -63,7 +96,7 @@ impl SpillFolder {
     pub fn new(workspace: &Path) -> Self {
         Self {
             workspace: workspace.to_owned(),
-            own: Arc::default(),
+            call: Arc::default(),
         }
     }
 
@@ -77,22 +110,22 @@ impl SpillFolder {
         }
     }
 
-    fn try_create(&self, stream: &str) -> Result<Destination, Errno> {
+    fn try_create(&self, stream: &str) -> Result<Destination, NotKept> {
         let folder = self.open_folder()?;
         let (next, files) = list(&folder)?;
-        let mut own = self.own.lock().unwrap_or_else(PoisonError::into_inner);
-        for file in surplus(&files, &own) {
-            delete(&folder, &file.name)?;
+        let mut call = self.call.lock().unwrap_or_else(PoisonError::into_inner);
+        for file in surplus(&files, &call.own) {
+            call.delete(&folder, &file.name)?;
         }
         let name = format!("{next:08}-{stream}{SUFFIX}");
         let flags = OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
         let file = loop {
             match openat(&folder, name.as_str(), flags, Mode::S_IRUSR | Mode::S_IWUSR) {
-                Err(errno) if is_full(errno) && delete_oldest(&folder, &own) => {}
+                Err(errno) if is_full(errno) => call.delete_oldest(&folder, errno)?,
                 opened => break opened?,
             }
         };
-        own.push(name.clone());
+        call.own.push(name.clone());
         let mut path = self.workspace.clone();
         path.extend(FOLDERS);
         path.push(&name);
@@ -101,7 +134,7 @@ impl SpillFolder {
             folder,
             name,
             path,
-            own: Arc::clone(&self.own),
+            call: Arc::clone(&self.call),
         })
     }
 
@@ -121,7 +154,7 @@ impl SpillFolder {
 }
 
 /// The next sequence number, which nothing in the folder has, and the files that can make room.
-fn list(folder: &OwnedFd) -> Result<(u64, Vec<Kept>), Errno> {
+fn list(folder: &OwnedFd) -> Result<(u64, Vec<Kept>), NotKept> {
     let mut listing = Dir::openat(
         folder,
         ".",
@@ -130,7 +163,7 @@ fn list(folder: &OwnedFd) -> Result<(u64, Vec<Kept>), Errno> {
     )?;
     let mut next = 1;
     let mut files = Vec::new();
-    for entry in listing.iter().filter_map(Result::ok) {
+    for entry in no_more_than(MAX_ENTRIES, listing.iter().filter_map(Result::ok).filter(is_content))? {
         let Some((sequence, name)) = numbered(entry.file_name()) else {
             continue;
         };
@@ -146,6 +179,20 @@ fn list(folder: &OwnedFd) -> Result<(u64, Vec<Kept>), Errno> {
     Ok((next, files))
 }
 
+/// Whether an entry is none of the two that every folder has.
+fn is_content(entry: &Entry) -> bool {
+    ![c".", c".."].contains(&entry.file_name())
+}
+
+/// All entries of a folder, or none where there are more than so many: then no more is read than tells.
+fn no_more_than<T>(most: usize, entries: impl Iterator<Item = T>) -> Result<Vec<T>, NotKept> {
+    let read: Vec<T> = entries.take(most + 1).collect();
+    if read.len() > most {
+        return Err(NotKept::Overfull);
+    }
+    Ok(read)
+}
+
 /// The sequence number in a name like ours, and the name.
 fn numbered(name: &CStr) -> Option<(u64, String)> {
     let name = name.to_str().ok()?;
@@ -155,19 +202,20 @@ fn numbered(name: &CStr) -> Option<(u64, String)> {
 
 /// The oldest files, as many as must go so that one more fits when it and the call's own have grown to their bound.
 fn surplus<'a>(files: &'a [Kept], own: &[String]) -> Vec<&'a Kept> {
-    let (growing, grown): (Vec<&Kept>, Vec<&Kept>) = files.iter().partition(|file| own.contains(&file.name));
+    let (growing, mut grown): (Vec<&Kept>, Vec<&Kept>) = files.iter().partition(|file| own.contains(&file.name));
     let growing = growing.len() + 1;
-    let mut count = grown.len() + growing;
-    let mut total = grown.iter().map(|file| file.bytes).sum::<u64>() + growing as u64 * MAX_FILE_BYTES;
-    grown
-        .into_iter()
+    let mut total = growing as u64 * MAX_FILE_BYTES;
+    let room = MAX_FILES.saturating_sub(growing);
+    let newest_first = grown.iter().rev().take(room);
+    let stay = newest_first
         .take_while(|file| {
-            let is_surplus = count > MAX_FILES || total > MAX_TOTAL_BYTES;
-            count -= 1;
-            total -= file.bytes;
-            is_surplus
+            // A command's sparse file can be as large as a number.
+            total = total.saturating_add(file.bytes);
+            total <= MAX_TOTAL_BYTES
         })
-        .collect()
+        .count();
+    grown.truncate(grown.len() - stay);
+    grown
 }
 
 /// Deletes a file. One that a command has deleted meanwhile is as good.
@@ -178,11 +226,20 @@ fn delete(folder: &OwnedFd, name: &str) -> Result<(), Errno> {
     }
 }
 
-/// Deletes the oldest file that is not the call's own, if there is one that can be.
-fn delete_oldest(folder: &OwnedFd, own: &[String]) -> bool {
-    let files = list(folder).map(|(_, files)| files).unwrap_or_default();
-    let oldest = files.iter().find(|file| !own.contains(&file.name));
-    oldest.is_some_and(|file| delete(folder, &file.name).is_ok())
+impl OfCall {
+    /// Deletes a file, if that is not one too many for this call.
+    fn delete(&mut self, folder: &OwnedFd, name: &str) -> Result<(), NotKept> {
+        self.deletions = self.deletions.checked_sub(1).ok_or(NotKept::Overfull)?;
+        Ok(delete(folder, name)?)
+    }
+
+    /// Deletes the oldest file that is not the call's own, to make room after the failure `full`; fails with that where none
+    /// can be deleted any more.
+    fn delete_oldest(&mut self, folder: &OwnedFd, full: Errno) -> Result<(), NotKept> {
+        let (_, files) = list(folder)?;
+        let oldest = files.iter().find(|file| !self.own.contains(&file.name)).ok_or(full)?;
+        self.delete(folder, &oldest.name).map_err(|_| full.into())
+    }
 }
 
 /// Whether a failure is one that goes away where there is room.
@@ -192,19 +249,19 @@ fn is_full(errno: Errno) -> bool {
 
 impl Destination {
     /// Appends. Where the disk is full, the oldest files make room.
-    fn append(&mut self, mut bytes: &[u8]) -> Result<(), Errno> {
+    fn append(&mut self, mut bytes: &[u8]) -> Result<(), NotKept> {
         while !bytes.is_empty() {
             match self.file.write(bytes) {
-                Ok(0) => return Err(Errno::EIO),
+                Ok(0) => return Err(Errno::EIO.into()),
                 Ok(count) => bytes = &bytes[count..],
-                Err(error) => {
-                    let errno = errno_of(&error);
-                    let own = self.own.lock().unwrap_or_else(PoisonError::into_inner);
-                    let again = errno == Errno::EINTR || is_full(errno) && delete_oldest(&self.folder, &own);
-                    if !again {
-                        return Err(errno);
+                Err(error) => match errno_of(&error) {
+                    Errno::EINTR => {}
+                    full if is_full(full) => {
+                        let mut call = self.call.lock().unwrap_or_else(PoisonError::into_inner);
+                        call.delete_oldest(&self.folder, full)?;
                     }
-                }
+                    errno => return Err(errno.into()),
+                },
             }
         }
         Ok(())
@@ -226,9 +283,9 @@ impl Spill {
         self.cut |= part.len() < bytes.len();
         match destination.append(part) {
             Ok(()) => self.kept += part.len() as u64,
-            Err(errno) => {
+            Err(reason) => {
                 destination.discard();
-                self.to = Err(errno);
+                self.to = Err(reason);
             }
         }
     }
@@ -239,7 +296,7 @@ impl Spill {
         match &self.to {
             Ok(to) if self.cut => format!("the first {} bytes are in {}", self.kept, to.path.display()),
             Ok(to) => format!("the full text is in {}", to.path.display()),
-            Err(errno) => format!("the full text could not be kept: {}", errno.desc()),
+            Err(reason) => format!("the full text could not be kept: {reason}"),
         }
     }
 }
@@ -249,105 +306,4 @@ fn errno_of(error: &io::Error) -> Errno {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn files(workspace: &Path) -> Vec<u64> {
-        std::fs::read_dir(workspace.join(".cli-mcp/output"))
-            .unwrap()
-            .map(|entry| entry.unwrap().metadata().unwrap().len())
-            .collect()
-    }
-
-    #[test]
-    fn files_and_bytes_are_bounded_and_the_oldest_goes_first() {
-        let workspace = tempfile::tempdir().unwrap();
-        for _ in 0..200 {
-            SpillFolder::new(workspace.path())
-                .create("stdout")
-                .write(&vec![b'x'; 1 << 20]);
-        }
-        let sizes = files(workspace.path());
-        assert!(
-            sizes.len() <= MAX_FILES && sizes.iter().sum::<u64>() <= MAX_TOTAL_BYTES,
-            "{sizes:?}"
-        );
-        assert!(workspace.path().join(".cli-mcp/output/00000200-stdout.txt").exists());
-        assert!(!workspace.path().join(".cli-mcp/output/00000001-stdout.txt").exists());
-    }
-
-    #[test]
-    fn two_files_that_grow_together_stay_within_the_bound() {
-        let workspace = tempfile::tempdir().unwrap();
-        let almost_full = MAX_FILE_BYTES - (1 << 20);
-        for _ in 0..3 {
-            let spill = SpillFolder::new(workspace.path()).create("stdout");
-            spill.to.unwrap().file.set_len(almost_full).unwrap();
-        }
-        let folder = SpillFolder::new(workspace.path());
-        let mut spills = ["stdout", "stderr"].map(|stream| folder.create(stream));
-        for spill in &mut spills {
-            spill.write(&vec![b'x'; 1 << 24]);
-            assert!(spill.describe().starts_with("the full text is in "));
-        }
-        let mut sizes = files(workspace.path());
-        sizes.sort_unstable();
-        assert_eq!(sizes, [almost_full, almost_full, MAX_FILE_BYTES, MAX_FILE_BYTES]);
-    }
-
-    #[test]
-    fn what_is_no_regular_file_makes_no_room_and_is_in_no_way() {
-        let workspace = tempfile::tempdir().unwrap();
-        let target = workspace.path().join("target");
-        std::fs::write(&target, "kept").unwrap();
-        SpillFolder::new(workspace.path()).create("stdout").write(b"x");
-        let at = |name: &str| workspace.path().join(".cli-mcp/output").join(name);
-        std::fs::create_dir(at("00000002-stdout.txt")).unwrap();
-        std::os::unix::fs::symlink(&target, at("00000003-stdout.txt")).unwrap();
-        std::fs::create_dir(at("00000090-stdout.txt")).unwrap();
-        for _ in 0..2 * MAX_FILES {
-            let mut spill = SpillFolder::new(workspace.path()).create("stdout");
-            spill.write(b"x");
-            assert!(
-                spill.describe().starts_with("the full text is in "),
-                "{}",
-                spill.describe()
-            );
-        }
-        assert_eq!(files(workspace.path()).len(), MAX_FILES + 3);
-        assert!(at("00000003-stdout.txt").is_symlink() && target.exists());
-    }
-
-    #[test]
-    fn one_file_is_bounded_and_says_so() {
-        let workspace = tempfile::tempdir().unwrap();
-        let mut spill = SpillFolder::new(workspace.path()).create("stderr");
-        for _ in 0..17 {
-            spill.write(&vec![b'x'; 1 << 20]);
-        }
-        assert_eq!(files(workspace.path()), [MAX_FILE_BYTES]);
-        assert!(
-            spill.describe().starts_with("the first 16777216 bytes are in "),
-            "{}",
-            spill.describe()
-        );
-    }
-
-    #[test]
-    fn a_link_in_place_of_the_folder_is_not_followed() {
-        let workspace = tempfile::tempdir().unwrap();
-        let elsewhere = tempfile::tempdir().unwrap();
-        for depth in 0..2 {
-            let link = if depth == 0 { ".cli-mcp" } else { ".cli-mcp/output" };
-            if depth == 1 {
-                std::fs::remove_file(workspace.path().join(".cli-mcp")).unwrap();
-                std::fs::create_dir(workspace.path().join(".cli-mcp")).unwrap();
-            }
-            std::os::unix::fs::symlink(elsewhere.path(), workspace.path().join(link)).unwrap();
-            let mut spill = SpillFolder::new(workspace.path()).create("stdout");
-            spill.write(b"x");
-            assert!(spill.describe().contains("could not be kept"), "{}", spill.describe());
-            assert_eq!(std::fs::read_dir(elsewhere.path()).unwrap().count(), 0);
-        }
-    }
-}
+mod tests;

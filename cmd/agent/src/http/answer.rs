@@ -79,7 +79,7 @@ pub(super) fn refused(status: StatusCode, text: impl Into<String>) -> Refused {
 
 pub(super) fn refusal(refusal: &Refusal) -> Answer {
     let status = match refusal {
-        Refusal::Full => StatusCode::CONFLICT,
+        Refusal::Full | Refusal::TooLarge => StatusCode::CONFLICT,
         Refusal::NoShell(_) | Refusal::EgressNotEnforced(_) | Refusal::ShuttingDown => StatusCode::SERVICE_UNAVAILABLE,
     };
     let mut answer = error(status, refusal.to_string());

@@ -68,26 +68,48 @@ pub(super) fn one_authorization(headers: &HeaderMap) -> Result<(), Refused> {
     Ok(())
 }
 
+/// Whether a request has a bearer token at all.
+pub(super) fn has_token(headers: &HeaderMap) -> bool {
+    bearer(headers).is_some()
+}
+
 pub(super) fn authenticate(headers: &HeaderMap, expected: &TokenDigest) -> Result<(), Refused> {
     // An absent token is compared as well: the time says nothing.
     if expected.matches(bearer(headers).unwrap_or_default()) {
         return Ok(());
     }
+    Err(unauthorized())
+}
+
+pub(super) fn unauthorized() -> Refused {
     let mut answer = error(StatusCode::UNAUTHORIZED, "wrong or missing bearer token");
     answer
         .headers_mut()
         .insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
-    Err(Box::new(answer))
+    Box::new(answer)
 }
 
-pub(super) async fn json_body<B: Body<Data = Bytes> + Unpin>(request: &mut Request<B>) -> Result<Vec<u8>, Refused> {
+/// Reads a body of JSON. Before that `admit` is asked, with the most bytes that it may have; what it gives comes with the body.
+pub(super) async fn json_body<B: Body<Data = Bytes> + Unpin, P>(
+    request: &mut Request<B>,
+    admit: impl FnOnce(usize) -> Result<P, Refused>,
+) -> Result<(Vec<u8>, P), Refused> {
     if !is_json(request.headers()) {
         return Err(refused(
             StatusCode::UNSUPPORTED_MEDIA_TYPE,
             "the body must have Content-Type: application/json",
         ));
     }
-    read_body(request.body_mut()).await
+    let body = request.body_mut();
+    let least = body.size_hint().lower();
+    if least > MAX_BODY_BYTES as u64 {
+        return Err(forget_too_large(body).await);
+    }
+    let most = body.size_hint().upper().and_then(|bytes| usize::try_from(bytes).ok());
+    let admitted = admit(most.unwrap_or(MAX_BODY_BYTES).min(MAX_BODY_BYTES))?;
+    let mut bytes = Vec::with_capacity(usize::try_from(least).unwrap_or(0));
+    read_body(body, |piece| bytes.extend_from_slice(piece)).await?;
+    Ok((bytes, admitted))
 }
 
 /// Reads what is left of the body of a request that is refused, so that the client hears why before it finds the door shut. One
@@ -116,18 +138,27 @@ fn may_be_read<B: Body>(body: &B) -> bool {
     body.size_hint().lower() <= (MAX_BODY_BYTES + FORGIVEN_BYTES) as u64
 }
 
-pub(super) async fn read_body<B: Body<Data = Bytes> + Unpin>(body: &mut B) -> Result<Vec<u8>, Refused> {
-    let too_large = || {
-        refused(
-            StatusCode::PAYLOAD_TOO_LARGE,
-            format!("the body is over {MAX_BODY_BYTES} bytes; write long input to a file in pieces"),
-        )
-    };
+fn too_large() -> Refused {
+    refused(
+        StatusCode::PAYLOAD_TOO_LARGE,
+        format!("the body is over {MAX_BODY_BYTES} bytes; write long input to a file in pieces"),
+    )
+}
+
+/// Reads a body over the limit, and keeps nothing of it.
+async fn forget_too_large<B: Body<Data = Bytes> + Unpin>(body: &mut B) -> Refused {
+    read_body(body, |_| {}).await.err().unwrap_or_else(too_large)
+}
+
+/// Reads a body, hands its pieces up to the limit to `keep`, and says how many bytes it had.
+pub(super) async fn read_body<B: Body<Data = Bytes> + Unpin>(
+    body: &mut B,
+    mut keep: impl FnMut(&[u8]),
+) -> Result<usize, Refused> {
     if !may_be_read(body) {
         return Err(too_large());
     }
     let read = async {
-        let mut bytes = Vec::new();
         let mut total = 0_usize;
         while let Some(frame) = body.frame().await {
             let Ok(frame) = frame else {
@@ -139,13 +170,13 @@ pub(super) async fn read_body<B: Body<Data = Bytes> + Unpin>(body: &mut B) -> Re
                 return Err(too_large());
             }
             if total <= MAX_BODY_BYTES {
-                bytes.extend_from_slice(&data);
+                keep(&data);
             }
         }
         if total > MAX_BODY_BYTES {
             Err(too_large())
         } else {
-            Ok(bytes)
+            Ok(total)
         }
     };
     match tokio::time::timeout(BODY_WAIT, read).await {

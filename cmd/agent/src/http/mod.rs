@@ -16,11 +16,13 @@ use tokio::sync::mpsc;
 
 pub use self::answer::AnswerBody;
 use self::answer::{Answer, Refused, STREAM_LINES, error, json, leaves, refusal, refused, stream, whole};
-use self::intake::{authenticate, forget_body, json_body, one_authorization, read_body, wants_lines};
+use self::intake::{
+    authenticate, forget_body, has_token, json_body, one_authorization, read_body, unauthorized, wants_lines,
+};
 use crate::client::Client;
 use crate::connections::Standing;
 use crate::egress::Egress;
-use crate::metrics::Metrics;
+use crate::metrics::{CallOutcome, Metrics};
 use crate::queue::{Queue, Refusal};
 use crate::request;
 
@@ -151,12 +153,19 @@ impl Endpoints {
             return *answer;
         }
         if let Some(reason) = self.egress.refusal() {
+            self.metrics.not_run(CallOutcome::EgressNotEnforced);
             return error(StatusCode::SERVICE_UNAVAILABLE, reason);
         }
         let lines = wants_lines(request.headers());
         let client = request.extensions().get::<Client>().cloned();
-        let body = match json_body(request).await {
-            Ok(body) => body,
+        // Of a call that finds no room nothing is kept.
+        let admit = |bytes| {
+            self.queue
+                .reserve(bytes)
+                .map_err(|reason| Box::new(self.refuse(&reason)))
+        };
+        let (body, place) = match json_body(request, admit).await {
+            Ok(admitted) => admitted,
             Err(answer) => return *answer,
         };
         let request = match request::exec_request(&body) {
@@ -173,14 +182,9 @@ impl Endpoints {
         } else {
             (None, None)
         };
-        let (ticket, result) = match self.queue.add(request.command, timeout, sender) {
+        let (ticket, result) = match self.queue.add(place, request.command, timeout, sender) {
             Ok(added) => added,
-            Err(reason) => {
-                if reason == Refusal::Full {
-                    self.metrics.refuse();
-                }
-                return refusal(&reason);
-            }
+            Err(reason) => return self.refuse(&reason),
         };
         let answer = async {
             match receiver {
@@ -203,18 +207,36 @@ impl Endpoints {
         }
     }
 
+    /// Answers a call that the queue does not take.
+    fn refuse(&self, reason: &Refusal) -> Answer {
+        self.metrics.not_run(reason.outcome());
+        refusal(reason)
+    }
+
     async fn assign<B: Body<Data = Bytes> + Unpin>(&self, request: &mut Request<B>) -> Answer {
         if let Err(answer) = one_authorization(request.headers()) {
             return *answer;
         }
-        let already = || error(StatusCode::CONFLICT, "this sandbox has another session already");
-        let Some(assign) = &self.assign else { return already() };
+        let with_session = || {
+            error(
+                StatusCode::CONFLICT,
+                "this sandbox was started with its session and cannot be assigned",
+            )
+        };
+        let Some(assign) = &self.assign else {
+            // There is no right token to ask for: nothing of the body is read from anybody.
+            return if has_token(request.headers()) {
+                with_session()
+            } else {
+                *unauthorized()
+            };
+        };
         if let Err(answer) = authenticate(request.headers(), assign) {
             return *answer;
         }
         note_standing(request);
-        let body = match json_body(request).await {
-            Ok(body) => body,
+        let body = match json_body(request, |_| Ok(())).await {
+            Ok((body, ())) => body,
             Err(answer) => return *answer,
         };
         let request = match request::assign_request(&body) {
@@ -222,15 +244,14 @@ impl Endpoints {
             Err(text) => return error(StatusCode::BAD_REQUEST, text),
         };
         if self.started_with_session {
-            return error(
-                StatusCode::CONFLICT,
-                "this sandbox was started with its session and cannot be assigned",
-            );
+            return with_session();
         }
         let digest = TokenDigest::of(request.token.as_bytes());
         let mut session = self.session.lock().unwrap_or_else(PoisonError::into_inner);
         match &*session {
-            Some(current) if !current.same(&digest) => already(),
+            Some(current) if !current.same(&digest) => {
+                error(StatusCode::CONFLICT, "this sandbox has another session already")
+            }
             Some(_) => json(StatusCode::OK, &serde_json::json!({"status": "assigned"})),
             None => {
                 *session = Some(digest);
@@ -244,8 +265,8 @@ impl Endpoints {
         if let Err(answer) = self.authorize(request) {
             return *answer;
         }
-        match read_body(request.body_mut()).await {
-            Ok(body) if body.is_empty() => json(
+        match read_body(request.body_mut(), |_| {}).await {
+            Ok(0) => json(
                 StatusCode::OK,
                 &CancelResponse {
                     cancelled: self.queue.cancel_running(),

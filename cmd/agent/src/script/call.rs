@@ -4,7 +4,9 @@ use super::channel::{
     Channel, NULL, call_is_open, close_call, lead_traces_aside, lead_traces_to, open_call, redirections,
 };
 use super::status::{Asked, Dialect, refuse, report, report_here};
-use super::{ALIASES_OFF, Before, Hazards, Nonce, STASHED, builtin, contains, may_rename_time, mentions_aliases};
+use super::{
+    ALIASES_OFF, Before, Hazards, Nonce, STASHED, builtin, contains, may_rename_time, mentions_aliases, with_own_names,
+};
 
 /// `TIMEFORMAT` as bash behaves without one, quoted.
 const DEFAULT_TIMEFORMAT: &str = r"$'\nreal\t%3lR\nuser\t%3lU\nsys\t%3lS'";
@@ -170,11 +172,9 @@ fn put_back(line: &mut Vec<u8>, before: &Before, hazards: &Hazards) {
 /// Sets `$?` where no subshell can: by a function that is gone once it has run.
 fn set_status_without_child(code: u8, hazards: &Hazards) -> String {
     let (unset, back) = (builtin(hazards, "unset"), builtin(hazards, "return"));
-    format!("{STATUS_SETTER}() {{ {unset} -f {STATUS_SETTER}; {back} {code}; }}; {STATUS_SETTER} && [[ x ]]; ")
+    let setter = with_own_names("CLI_MCP_R");
+    format!("{setter}() {{ {unset} -f {setter}; {back} {code}; }}; {setter} && [[ x ]]; ")
 }
-
-/// The name of that function.
-const STATUS_SETTER: &str = "CLI_MCP_R";
 
 /// Begins an assignment that is not tried on a variable which could not be taken away either, and so needs no putting back.
 fn unless_readonly(name: &str) -> String {

@@ -5,7 +5,7 @@
 //! from the last of its first 256. What it saves is closed in children; so are duplicates of that, and nothing else that a
 //! line could open. So the agent's lines make it save what they want to keep.
 
-use super::{Hazards, TRACES, builtin};
+use super::{Hazards, builtin, traces};
 
 /// The call's stdout and stderr.
 const CALL: [u32; 2] = [252, 253];
@@ -81,9 +81,16 @@ pub(super) fn redirections() -> String {
 }
 
 /// A redirection that changes nothing but where traces go: from where the command has led them to the status pipe. Only what a
-/// redirection does is traced nowhere. The number that was given up is left in a variable of the agent's.
+/// redirection does is traced nowhere. The number that was given up is left in a variable of the agent's. One that is readonly
+/// stays: as a number in base 64 the attributes' letters tell that, where `r` is 27.
 pub(super) fn lead_traces_aside() -> String {
-    format!(" 2>&$(({TRACES}=${{BASH_XTRACEFD:-0}},{TRACES}?(BASH_XTRACEFD={STATUS}):0,2))")
+    let own = traces();
+    let is_readonly: Vec<String> = (0..6).map(|digit| format!("({own}>>{}&63)==27", 6 * digit)).collect();
+    format!(
+        " 2>&$(({own}=64#0${{BASH_XTRACEFD+${{BASH_XTRACEFD@a}}}},{own}=({})?0:${{BASH_XTRACEFD:-0}},\
+         {own}?(BASH_XTRACEFD={STATUS}):0,2))",
+        is_readonly.join("||")
+    )
 }
 
 /// The same for where the command finds them led.

@@ -9,6 +9,8 @@ mod call;
 mod channel;
 mod status;
 
+use std::sync::LazyLock;
+
 use nix::sys::signal::Signal;
 
 pub use self::call::{CallPaths, Form, call};
@@ -72,8 +74,21 @@ pub const KEYWORDS: [&str; 7] = ["time", "!", "[[", "{", "while", "do", "done"];
 /// The variable in which a restore script lists the functions that bash does not read again.
 pub const FAILED_FUNCTIONS: &str = "CLI_MCP_F";
 
+/// What the names of the agent's own variables and functions begin with.
+pub const OWN_NAMES: &str = "CLI_MCP_";
+
+/// A text of the agent's for a shell in which commands have run: one could have made a name readonly that it knew. So the names
+/// are this agent's alone.
+#[must_use]
+pub fn with_own_names(text: &str) -> String {
+    static OWN: LazyLock<String> = LazyLock::new(|| format!("{OWN_NAMES}{:08x}_", rand::random::<u32>()));
+    text.replace(OWN_NAMES, &OWN)
+}
+
 /// The variable that holds the user's `BASH_XTRACEFD` while a status is told.
-const TRACES: &str = "CLI_MCP_T";
+fn traces() -> String {
+    with_own_names("CLI_MCP_T")
+}
 
 /// Ends a line after which no alias may be expanded in the agent's own lines: some may be called like keywords.
 const ALIASES_OFF: &str = r"\shopt -u expand_aliases";
@@ -283,9 +298,10 @@ pub const RESYNC: &str = ")\n";
 /// The lines that take a snapshot in a subshell: whatever happens there, the shell itself is not touched.
 #[must_use]
 pub fn snapshot(nonce: &Nonce, hazards: &Hazards, script: &str, output: &str, channel: &Channel) -> Vec<u8> {
-    let body = snapshot_body(script);
+    let body = format!("CLI_MCP_X= {ENTER_POSIX}; {}", snapshot_body(script));
     format!(
-        "{RESYNC}( CLI_MCP_X= {ENTER_POSIX}; {body} ) </dev/null >{output} 2>/dev/null; {}\n",
+        "{RESYNC}( {} ) </dev/null >{output} 2>/dev/null; {}\n",
+        with_own_names(&body),
         report_here(nonce, hazards, Asked::default(), channel)
     )
     .into_bytes()
@@ -295,11 +311,13 @@ pub fn snapshot(nonce: &Nonce, hazards: &Hazards, script: &str, output: &str, ch
 /// neither a trace nor a DEBUG trap is heard. The DEBUG trap is asked for here, since bash keeps it from what it sources.
 #[must_use]
 pub fn exit_trap(script: &str, output: &str) -> String {
-    format!("{EXIT_TRAP_HEAD}{ENTER_POSIX}; \\trap -p DEBUG; \\. {script}; }} </dev/null >{output} 2>/dev/null")
+    with_own_names(&format!(
+        "{EXIT_TRAP_HEAD}X=$? {ENTER_POSIX}; \\trap -p DEBUG; \\. {script}; }} </dev/null >{output} 2>/dev/null"
+    ))
 }
 
 /// What that trap begins with.
-pub const EXIT_TRAP_HEAD: &str = "{ CLI_MCP_X=$? ";
+pub const EXIT_TRAP_HEAD: &str = "{ CLI_MCP_";
 
 /// The signal that brings bash out of its `wait`: one that nothing sends (signal(7): "unused").
 pub const LEAVE_WAIT: Signal = Signal::SIGSTKFLT;
@@ -325,7 +343,7 @@ pub const WAIT_TRAP: &str = "{ while [[ x ]]; do [[ x ]]; done; } 2>/dev/null <&
 /// What the EXIT trap reads.
 #[must_use]
 pub fn exit_script(script: &str) -> String {
-    format!("{}\n", snapshot_body(script))
+    with_own_names(&format!("{}\n", snapshot_body(script)))
 }
 
 #[cfg(test)]

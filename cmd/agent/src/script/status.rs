@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use super::channel::{Channel, is_users};
-use super::{FAILED_FUNCTIONS, Hazards, Nonce, STASHED, Stash, TRACES};
+use super::{FAILED_FUNCTIONS, Hazards, Nonce, STASHED, Stash, traces};
 
 /// Separates the fields of a status line; `${x@Q}` never yields it.
 const FIELD: char = '\u{1f}';
@@ -136,7 +136,7 @@ pub(super) fn report_here(nonce: &Nonce, hazards: &Hazards, asked: Asked, channe
     }
     line.push(FIELD);
     if asked.with_traces {
-        let _ = write!(line, "${{{TRACES}-}}");
+        let _ = write!(line, "${{{}-}}", traces());
     }
     line.push(FIELD);
     if asked.with_version {
@@ -155,7 +155,7 @@ pub(super) fn report_here(nonce: &Nonce, hazards: &Hazards, asked: Asked, channe
         nonce.0
     );
     if asked.with_traces {
-        let _ = write!(line, "\\unset -v {TRACES}; ");
+        let _ = write!(line, "\\unset -v {}; ", traces());
     }
     // Said again where the first may stand on one line with a prompt: one that is readonly cannot be taken away.
     line.push_str(

@@ -15,14 +15,14 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 
-pub use plain::{may_change_state, may_set_traps};
+pub use plain::{may_change_state, may_lower_limits, may_set_traps};
 pub use print::PRINT_STATE;
 pub use restore::{change_directory, startup_script};
 pub use shadow::print_shadows;
 
 use self::traps::{Trap, read_traps};
 use self::variables::declarations;
-use crate::script::{Hazards, KEYWORDS, contains, needs_builtin};
+use crate::script::{Hazards, KEYWORDS, OWN_NAMES, contains, needs_builtin};
 
 /// More than this is not kept: such a state would cost more memory than a sandbox has to spare.
 pub const MAX_BYTES: usize = 8 << 20;
@@ -80,9 +80,6 @@ const SHADOWS: [&str; 3] = [".", "builtin", "command"];
 
 const DEBUG: &str = "DEBUG";
 
-/// What the names of the agent's own variables and functions begin with, while a state is printed or brought back.
-const OWN_NAMES: &str = "CLI_MCP_";
-
 /// The state of a shell. What bash printed is bytes: names of files and functions need not be UTF-8.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Snapshot {
@@ -96,7 +93,7 @@ pub struct Snapshot {
     options: Vec<String>,
     positional: Vec<u8>,
     variables: BTreeMap<String, Vec<u8>>,
-    /// Variables that have attributes and no value.
+    /// Variables that are declared and have no value.
     declared: BTreeMap<String, Vec<u8>>,
     /// Whether the shell ended inside a function.
     in_function: bool,
@@ -199,7 +196,6 @@ impl Snapshot {
             let variables = match found.attributes {
                 _ if !kept(found.name) => continue,
                 _ if found.has_value => &mut self.variables,
-                "-" => continue,
                 _ => &mut self.declared,
             };
             variables.insert(found.name.to_owned(), found.text.to_vec());

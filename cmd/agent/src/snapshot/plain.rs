@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 
 use super::traps::Trap;
 use super::{Snapshot, commands};
+use crate::script::contains;
 
 /// Words after which more than one plain command would have to be understood: keywords, and builtins that change state.
 const NOT_PLAIN: [&str; 75] = [
@@ -99,6 +100,13 @@ pub fn may_change_state(command: &str, known: &Snapshot) -> bool {
         || NOT_PLAIN.contains(&name)
         || known.redefines(name)
         || known.traps_commands()
+}
+
+/// Whether a command may lower a resource limit in a shell that is known to hold this, itself or by a function or alias.
+#[must_use]
+pub fn may_lower_limits(command: &str, known: &Snapshot) -> bool {
+    let names_it = |text: &[u8]| contains(text, b"ulimit");
+    names_it(command.as_bytes()) || known.any_text(names_it)
 }
 
 /// Whether a command may set a trap in a shell that is known to hold this, or runs one that is set there by what that runs.

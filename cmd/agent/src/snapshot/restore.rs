@@ -4,6 +4,7 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 
+use super::variables::declarations;
 use super::{Snapshot, kept};
 use crate::script::{FAILED_FUNCTIONS, needs_builtin, quote, quote_bytes, wait_trap};
 
@@ -27,8 +28,8 @@ const NEEDED_LAST: [&str; 3] = ["eval", "set", "trap"];
 /// Functions that come back after all others, since these need the builtins.
 const LATE_FUNCTIONS: [&str; 3] = ["shopt", "declare", "eval"];
 
-/// Where the agent comes from is no directory of the user's to go back to. As in any new bash the variable is exported.
-const NO_EARLIER_DIRECTORY: &str = r"\unset -v OLDPWD; \export OLDPWD";
+/// Where the agent comes from is no directory of the user's to go back to.
+const NO_EARLIER_DIRECTORY: &str = r"\unset -v OLDPWD";
 
 /// Lines for bash.
 #[derive(Default)]
@@ -60,10 +61,7 @@ impl Snapshot {
     pub fn restore_script(&self, inherited: &[String], exit_trap: &str) -> Vec<u8> {
         let mut script = Script(change_directory(&self.directory));
         script.line(NO_EARLIER_DIRECTORY);
-        for name in inherited
-            .iter()
-            .filter(|name| kept(name) && !self.variables.contains_key(*name))
-        {
+        for name in inherited.iter().filter(|name| kept(name) && !self.exports(name)) {
             script.line(&format!("\\unset -v {}", quote(name)));
         }
         script.line("for CLI_MCP_N in ${BASHOPTS//:/ }; do \\shopt -u \"$CLI_MCP_N\"; done");
@@ -138,6 +136,14 @@ impl Snapshot {
             }
         }
         script.0
+    }
+
+    /// Whether a variable is set and exported. What has lost that would otherwise have it again from the environment.
+    fn exports(&self, name: &str) -> bool {
+        self.variables
+            .get(name)
+            .and_then(|text| declarations(text).next())
+            .is_some_and(|found| found.attributes.contains('x'))
     }
 
     fn restored_options(&self) -> impl Iterator<Item = &str> {
@@ -229,7 +235,8 @@ pub fn change_directory(directory: &[u8]) -> Vec<u8> {
 #[must_use]
 pub fn startup_script(directory: &str, exit_trap: &str) -> Vec<u8> {
     let mut script = Script(change_directory(directory.as_bytes()));
-    script.line(NO_EARLIER_DIRECTORY);
+    // As in any new bash.
+    script.line(&format!("{NO_EARLIER_DIRECTORY}; \\export OLDPWD"));
     script.line(&format!("\\trap {} EXIT", quote(exit_trap)));
     script.line(&wait_trap());
     script.0

@@ -203,6 +203,24 @@ fn case_034_full_disk() {
     assert!(result.stdout.contains("could not be kept: ") && result.stdout.ends_with("ok\n"));
 }
 
+/// Each look at an entry holds up the agent's one thread.
+#[test]
+fn a_folder_that_a_command_has_filled_keeps_no_output_and_the_result_says_so() {
+    let agent = Agent::start();
+    agent.out("mkdir -p ~/.cli-mcp/output; cd ~/.cli-mcp/output; seq -f %.0f-x.txt 100000 | xargs touch");
+    let result = agent.run("yes | head -c 1000000; echo end");
+    let line = result.stdout.lines().find(|line| line.starts_with('[')).unwrap();
+    assert!(
+        line.ends_with("could not be kept: .cli-mcp/output has more than 256 entries; delete some]"),
+        "{line}"
+    );
+    assert!(result.stdout.ends_with("end\n"));
+    assert_eq!(agent.request("GET", "/health", &[], b"").status, 200);
+    assert_eq!(agent.out("ls | wc -l; cd; rm -r ~/.cli-mcp"), "100000\n");
+    let result = agent.run("yes | head -c 1000000");
+    assert!(result.stdout.contains("the full text is in "));
+}
+
 #[test]
 fn case_035_silence_and_prompts_end_nothing() {
     let agent = Agent::start();

@@ -122,6 +122,31 @@ fn a_limit_of_descriptors_below_the_shells_own_hides_no_status() {
 }
 
 #[test]
+fn a_limit_below_the_standard_descriptors_costs_no_status_where_a_trap_is_set_for_the_end() {
+    for limit in ["ulimit -n 0", "ulimit -n 2"] {
+        let agent = Agent::start();
+        for command in [
+            format!("trap ':' EXIT; {limit}"),
+            format!("trap ':' EXIT; f() {{ {limit}; }}; f"),
+        ] {
+            let result = agent.run(&command);
+            assert_eq!((result.exit_code, result.stderr.as_str()), (0, ""), "{command}");
+            assert!(
+                agent
+                    .run("true")
+                    .session_reset
+                    .unwrap()
+                    .contains("limit of open descriptors"),
+                "{command}"
+            );
+        }
+        agent.out("trap ':' EXIT; three() { return 3; }");
+        let result = agent.run(&format!("{limit}; three"));
+        assert_eq!((result.exit_code, result.stderr.as_str()), (3, ""), "{limit}");
+    }
+}
+
+#[test]
 fn a_limit_below_the_standard_descriptors_shows_nothing_of_the_agents() {
     let agent = Agent::start();
     agent.out("K=1");

@@ -20,6 +20,26 @@ fn restored(define: &str, show: &str, expected: &str) {
 }
 
 #[test]
+fn what_is_declared_without_a_value_and_what_is_not_exported_comes_back_so() {
+    restored(
+        "declare plain; declare -x exported; cd /usr; cd /; declare +x OLDPWD PAGER; unset EDITOR",
+        "declare -p plain exported OLDPWD PAGER; echo \"${EDITOR-unset}\"; env | grep -c '^OLDPWD\\|^PAGER'",
+        "declare -- plain\ndeclare -x exported\ndeclare -- OLDPWD=\"/usr\"\ndeclare -- PAGER=\"cat\"\nunset\n0\n",
+    );
+    restored("unset OLDPWD", "declare -p OLDPWD; echo \"${OLDPWD-unset}\"", "unset\n");
+    restored("true", "declare -p OLDPWD", "declare -x OLDPWD\n");
+}
+
+#[test]
+fn names_of_the_agents_that_are_readonly_keep_no_state_back() {
+    restored(
+        "for n in A B C D E F G I L M N O P Q R S T X Z; do readonly CLI_MCP_$n=1; done; K=1; f() { echo F; }",
+        "echo $K; f",
+        "1\nF\n",
+    );
+}
+
+#[test]
 fn a_function_that_bash_reads_only_with_extglob_costs_no_other() {
     restored(
         "shopt -s extglob\nf() { case xy in !(z)) echo F; esac; }\nshopt -u extglob; zz() { echo ZZ; }; alias q='echo Q'; \

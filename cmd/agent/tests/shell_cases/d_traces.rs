@@ -46,7 +46,7 @@ fn case_053_no_trap_of_the_agents_is_shown() {
     assert_eq!(heard, "exit 3\n");
     // What only looks so is the command's own.
     let result = agent.run("set +v; eval \"set -- $(trap -p EXIT)\"; printf '%s\\n' \"$3\" >&2; exit 3");
-    assert!(result.stderr.contains("CLI_MCP_X=$? "), "{result:?}");
+    assert!(result.stderr.contains("_X=$? CLI_MCP_"), "{result:?}");
 }
 
 #[test]
@@ -111,6 +111,21 @@ fn traces_in_a_file_show_the_users_commands_only() {
     assert_eq!(agent.out("unset BASH_XTRACEFD; set -u; echo five"), "five\n");
     let result = agent.run("set -x; (exit 6)");
     assert_eq!((result.exit_code, result.stderr.as_str()), (6, "++ exit 6\n"));
+}
+
+#[test]
+fn traces_whose_number_is_readonly_change_no_status() {
+    for declare in [
+        "declare -r BASH_XTRACEFD=1",
+        "declare -irx BASH_XTRACEFD=2",
+        "exec 7>~/xt; readonly BASH_XTRACEFD=7",
+    ] {
+        let agent = Agent::start();
+        let result = agent.run(declare);
+        assert_eq!((result.exit_code, result.stderr.as_str()), (0, ""), "{declare}");
+        assert_eq!(agent.run("K=1; (exit 4)").exit_code, 4, "{declare}");
+        assert_eq!(agent.out("echo $? $K"), "4 1\n", "{declare}");
+    }
 }
 
 #[test]

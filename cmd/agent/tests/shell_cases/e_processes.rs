@@ -120,6 +120,27 @@ fn case_071_earlier_jobs_live() {
     }
 }
 
+/// What is detached has lost its parent, but not the session or group that came with the job.
+#[test]
+fn case_071_what_an_earlier_job_detaches_is_the_jobs() {
+    for job in [
+        "setsid sh -c 'until [ -e go ]; do sleep 0.05; done; (sleep 77 &); touch detached; sleep 300' & true",
+        "set -m; { until [ -e go ]; do sleep 0.05; done; ( sleep 77 & ); touch detached; sleep 300; } & set +m",
+    ] {
+        let agent = Agent::start();
+        agent.out(job);
+        let result = agent.run_for(
+            3,
+            "touch go; until [ -e detached ]; do sleep 0.05; done; echo seen; (sleep 50 &); sleep 50",
+        );
+        assert_eq!((result.exit_code, result.stdout.as_str()), (124, "seen\n"), "{job}");
+        let mut processes = agent.processes();
+        processes.retain(|process| process.starts_with("sleep "));
+        processes.sort();
+        assert_eq!(processes, ["sleep 300 ", "sleep 77 "], "{job}");
+    }
+}
+
 #[test]
 fn case_072_nothing_of_the_call_runs_on() {
     let agent = Agent::start();

@@ -63,6 +63,8 @@ fn a_network_that_opens_later_takes_no_command_that_was_waiting() {
     let (_control, control) = listener();
     let agent = start(&target, &control);
     until("the closed network is seen", || health(&agent).0 == 200);
+    // A connection that shows no token does not stay until then.
+    agent.out("true");
     let running =
         json!({"command": "touch ~/began; until [[ -e ~/go ]]; do sleep 0.1; done; echo done", "timeout": 200});
     let mut running = agent.begin(&running, "application/json");
@@ -89,6 +91,9 @@ fn a_network_that_opens_later_takes_no_command_that_was_waiting() {
         refused.error()
     );
     assert!(!agent.home.path().join("ran").exists());
+    agent.until_metric("cli_mcp_agent_calls_total{outcome=\"egress_not_enforced\"} 1");
+    assert_eq!(agent.exec_body(&json!({"command": "true"})).status, 503);
+    agent.until_metric("cli_mcp_agent_calls_total{outcome=\"egress_not_enforced\"} 2");
 }
 
 #[test]

@@ -9,44 +9,6 @@ use crate::harness::http::{receive, send};
 use crate::harness::{Agent, GENEROUS, Setup, TOKEN, installed, signal};
 
 #[test]
-fn case_087_the_queue() {
-    let agent = Agent::start();
-    let waiting_calls = |count: usize| agent.until_metric(&format!("cli_mcp_agent_waiting_calls {count}"));
-    let hold = "touch begun; until [ -e go ]; do sleep 0.05; done; rm begun go; echo a";
-    let mut running = agent.begin(&json!({"command": hold}), "*/*");
-    agent.until_file("begun");
-    let mut second = agent.begin(&json!({"command": "echo b", "timeout": 1}), "*/*");
-    waiting_calls(1);
-    let mut waiting: Vec<_> = (0..15)
-        .map(|index| {
-            let command = format!("echo {index} >>order; echo {index}");
-            let connection = agent.begin(&json!({"command": command}), "*/*");
-            waiting_calls(index + 2);
-            connection
-        })
-        .collect();
-    let refused = agent.exec_body(&json!({"command": "touch refused"}));
-    assert_eq!(refused.status, 409);
-    assert!(refused.headers.contains_key("retry-after"), "{refused:?}");
-    assert!(!refused.error().is_empty());
-    // Longer than the second one may take.
-    std::thread::sleep(Duration::from_millis(1100));
-    std::fs::write(agent.home.path().join("go"), "").unwrap();
-    assert_eq!(receive(&mut running).unwrap().result().stdout, "a\n");
-    assert_eq!(
-        receive(&mut second).unwrap().result().stdout,
-        "b\n",
-        "its clock starts when it runs"
-    );
-    for (index, connection) in waiting.iter_mut().enumerate() {
-        assert_eq!(receive(connection).unwrap().result().stdout, format!("{index}\n"));
-    }
-    let order: Vec<String> = (0..15).map(|index| index.to_string()).collect();
-    assert_eq!(agent.out("cat order").lines().collect::<Vec<_>>(), order);
-    assert_eq!(agent.out("ls"), "order\n");
-}
-
-#[test]
 fn case_089_no_zombies() {
     let agent = Agent::start();
     agent.out("for i in {1..200}; do sh -c 'sleep 0.05 & '; done; for i in {1..100}; do (sleep 0.05 &); done");

@@ -194,12 +194,23 @@ fn case_103_assignment() {
     statuses.sort_unstable();
     assert_eq!(statuses, [200, 409, 409, 409]);
 
-    let agent = Agent::start();
-    assert_eq!(
-        agent.post("/assign", assign, &json!({"token": TOKEN})).status,
-        409,
-        "started with a session"
-    );
+    let own_digest = TokenDigest::of(assign.as_bytes()).to_hex();
+    for agent in [
+        Agent::start(),
+        Setup::new().env("SANDBOX_ASSIGN_TOKEN_SHA256", &own_digest).start(),
+    ] {
+        let started_so = agent.post("/assign", assign, &json!({"token": TOKEN}));
+        assert_eq!(started_so.status, 409);
+        assert_eq!(
+            started_so.error(),
+            "this sandbox was started with its session and cannot be assigned"
+        );
+        assert_eq!(
+            agent.request("POST", "/assign", &[], b"").status,
+            401,
+            "without a token"
+        );
+    }
 }
 
 #[test]

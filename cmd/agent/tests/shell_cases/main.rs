@@ -23,5 +23,6 @@ mod e_interrupts;
 mod e_processes;
 mod f_humans;
 mod g_egress;
+mod g_queue;
 mod g_service;
 mod h_wire;

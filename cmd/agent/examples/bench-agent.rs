@@ -18,6 +18,23 @@ const SIZES: [u64; 5] = [1, 1_000, 1_000_000, 100_000_000, 1_000_000_000];
 /// The size that has bars.
 const MUCH: u64 = 100_000_000;
 
+/// Calls that do not just sleep as their time comes: what each overruns it by is told, without a bar.
+const HARD_TO_STOP: [(&str, &str); 4] = [
+    ("a stopped child and `wait`", "sleep 9 & kill -STOP $!; wait"),
+    (
+        "a Python that handles SIGINT",
+        "python3 -c 'import signal, time\nsignal.signal(signal.SIGINT, lambda *_: None)\nwhile True: time.sleep(9)'",
+    ),
+    (
+        "a loop over a string of 30 MB",
+        "s=$(head -c 30000000 /dev/zero | tr '\\0' a); while :; do s=${s/a/b}; done",
+    ),
+    (
+        "an sh that ignores TERM and INT",
+        "sh -c 'trap \"\" TERM INT; while :; do sleep 9; done'",
+    ),
+];
+
 /// The argument with which this program starts itself as the floor.
 const SERVE_ECHO: &str = "serve-echo";
 
@@ -148,7 +165,32 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     figures.push(Figure::new("mixed calls, growth of resident memory", grown, "MiB").at_most(1.0));
     let slower = ratio(median(&mut last), median(&mut first));
     figures.push(Figure::new("mixed calls, p50 of the last tenth over the first", slower, "x").at_most(1.2));
+    figures.extend(hard_overruns(&program)?);
     Ok(cli_mcp_figures::print(&figures)?)
+}
+
+/// On agents of their own: these calls may cost their shell, and leave it large.
+fn hard_overruns(program: &str) -> std::io::Result<Vec<Figure>> {
+    let python = Command::new("python3").arg("--version").output();
+    let has_python = python.is_ok_and(|tried| tried.status.success());
+    let mut figures = Vec::new();
+    for (name, command) in HARD_TO_STOP {
+        if command.starts_with("python3") && !has_python {
+            continue;
+        }
+        let mut overruns = Vec::new();
+        for _ in 0..3 {
+            let agent = start(program)?;
+            let mut connection = connect(agent.address)?;
+            let body = json!({"command": command, "timeout": 1}).to_string();
+            let begun = Instant::now();
+            exchange(&mut connection, &body)?;
+            overruns.push(begun.elapsed().saturating_sub(Duration::from_secs(1)));
+        }
+        let overrun = milliseconds(median(&mut overruns));
+        figures.push(Figure::new(format!("timeout overrun, {name}"), overrun, "ms"));
+    }
+    Ok(figures)
 }
 
 fn start(program: &str) -> std::io::Result<Agent> {

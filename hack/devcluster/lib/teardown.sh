@@ -17,15 +17,31 @@ node_processes_gone() {
   done
 }
 
+# Ends all that there are now: a fork bomb makes others meanwhile.
+end_node_processes() {
+  local pids
+  mapfile -t pids < <(node_processes | sort -u)
+  [ ${#pids[@]} -gt 0 ] || return 0
+  kill -KILL "${pids[@]}" 2>/dev/null || true
+  node_processes_gone "${pids[@]}"
+}
+
+# A process needs processor time to die, and a thousand of them in one pod share that of the pod's limit.
+lift_cpu_limits() {
+  local hierarchy
+  while read -r hierarchy; do
+    [ -d "$hierarchy/$cgroup" ] || continue
+    find "$hierarchy/$cgroup" -name cpu.cfs_quota_us -exec sh -c 'echo -1 >"$1"' _ {} \; 2>/dev/null || true
+    find "$hierarchy/$cgroup" -name cpu.max -exec sh -c 'echo max >"$1"' _ {} \; 2>/dev/null || true
+  done < <(cgroup_hierarchies)
+}
+
 remove_cluster() {
-  local pids mountpoint
+  local mountpoint
   [ ! -d "$state" ] || [ -e "$state/$state_marker" ] || [ -z "$(ls -A "$state")" ] ||
     die "$state holds something else than a development cluster (no $state_marker in it): choose another DEVCLUSTER_STATE"
-  mapfile -t pids < <(node_processes | sort -u)
-  if [ ${#pids[@]} -gt 0 ]; then
-    kill -KILL "${pids[@]}" 2>/dev/null || true
-    wait_for 20 node_processes_gone "${pids[@]}" || die "processes of the cluster do not end: ${pids[*]}"
-  fi
+  lift_cpu_limits
+  wait_for 60 end_node_processes || die "processes of the cluster do not end: $(node_processes | sort -u | xargs)"
   ip netns delete "$netns" 2>/dev/null || true
   # iproute2 mounts this folder onto itself for its first namespace, and leaves it so after the last.
   if [ -d /run/netns ] && [ -z "$(ls -A /run/netns)" ]; then

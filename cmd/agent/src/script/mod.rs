@@ -293,14 +293,29 @@ fn snapshot_body(script: &str) -> String {
 /// A line with a syntax error, which puts the parser back where it begins. Some builds of bash 5.2 that met the end of a text
 /// inside `$(` count one open quote too few from then on, and write before the memory that is for them, until they abort at
 /// an innocent line. Where no line with a quote was read yet nothing is spoilt.
-pub const RESYNC: &str = ")\n";
+const RESYNC: &str = ")\n";
+
+/// [`RESYNC`] for a shell with these options: with `errexit` it would end there.
+#[must_use]
+pub fn resync(flags: &str) -> String {
+    let harmless = if flags.contains('e') { "\\set +e\n" } else { "" };
+    format!("{harmless}{RESYNC}")
+}
 
 /// The lines that take a snapshot in a subshell: whatever happens there, the shell itself is not touched.
 #[must_use]
-pub fn snapshot(nonce: &Nonce, hazards: &Hazards, script: &str, output: &str, channel: &Channel) -> Vec<u8> {
+pub fn snapshot(
+    nonce: &Nonce,
+    flags: &str,
+    hazards: &Hazards,
+    script: &str,
+    output: &str,
+    channel: &Channel,
+) -> Vec<u8> {
     let body = format!("CLI_MCP_X= {ENTER_POSIX}; {}", snapshot_body(script));
     format!(
-        "{RESYNC}( {} ) </dev/null >{output} 2>/dev/null; {}\n",
+        "{}( {} ) </dev/null >{output} 2>/dev/null; {}\n",
+        resync(flags),
         with_own_names(&body),
         report_here(nonce, hazards, Asked::default(), channel)
     )

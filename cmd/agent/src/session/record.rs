@@ -90,7 +90,7 @@ impl Session {
             self.snapshot_pause -= 1;
             if let Some(shell) = &self.shell {
                 // A shell that reads no more is found out by the next call.
-                let _ = shell.write(script::RESYNC.as_bytes());
+                let _ = shell.write(script::resync(&shell.before.flags).as_bytes());
             }
             return;
         }
@@ -118,6 +118,7 @@ impl Session {
         let before = shell.before.clone();
         let line = script::snapshot(
             &nonce,
+            &before.flags,
             &shell.hazards,
             &holder.path(Slot::Script),
             &holder.path(Slot::Snapshot),

@@ -4,7 +4,7 @@
 /// builtin, and without a function `unset`. It leaves that mode at once, since a bash from 5.3 on ends there at a function that
 /// cannot be taken away. Aliases go first, since they could be called like the keywords that follow.
 ///
-/// A bash whose parser has gone wrong (see [`crate::script::RESYNC`]) has spoilt the memory that holds the quotes which are
+/// A bash whose parser has gone wrong (see [`crate::script::resync`]) has spoilt the memory that holds the quotes which are
 /// open: a subshell of it aborts when it has to make room for more of them, so at last it reads a word with many.
 ///
 /// A shell that ends inside a function still has its local variables, which are no state. In a subshell each variable is

@@ -3,11 +3,12 @@
 #![allow(dead_code, reason = "each test program uses its part")]
 
 use std::ffi::OsString;
-use std::io::BufReader;
+use std::io::{BufReader, Read};
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use cli_mcp_sandbox::wire::{ExecResult, StreamLine};
@@ -17,6 +18,7 @@ use self::http::{Answer, connect, receive, send};
 
 mod contained;
 pub(crate) mod http;
+mod processes;
 
 /// The session token of every test agent.
 pub(crate) const TOKEN: &str = "test-session-token";
@@ -26,15 +28,17 @@ pub(crate) const GENEROUS: Duration = Duration::from_secs(90);
 /// How to start an agent.
 pub(crate) struct Setup {
     environment: Vec<(String, String)>,
-    home: Option<std::path::PathBuf>,
+    home: Option<PathBuf>,
     contained: bool,
     small_disk: bool,
+    log_kept: bool,
 }
 
 /// A running agent; ended when dropped.
 pub(crate) struct Agent {
     child: Child,
     pid: i32,
+    log: Option<JoinHandle<Vec<u8>>>,
     pub(crate) address: SocketAddr,
     pub(crate) home: tempfile::TempDir,
     connection: std::cell::RefCell<Option<BufReader<TcpStream>>>,
@@ -58,9 +62,7 @@ impl Setup {
     pub(crate) fn new() -> Self {
         Self {
             environment: vec![("SANDBOX_AUTH_TOKEN".into(), TOKEN.into())],
-            home: None,
-            contained: false,
-            small_disk: false,
+            ..Self::unassigned()
         }
     }
 
@@ -100,7 +102,14 @@ impl Setup {
             home: None,
             contained: false,
             small_disk: false,
+            log_kept: false,
         }
+    }
+
+    /// Keeps what the agent writes, for [`Agent::end_and_log`].
+    pub(crate) fn log_kept(mut self) -> Self {
+        self.log_kept = true;
+        self
     }
 
     pub(crate) fn env(mut self, name: &str, value: &str) -> Self {
@@ -136,6 +145,10 @@ impl Setup {
         } else {
             Command::new(program)
         };
+        let (mut output, writer) = std::io::pipe().unwrap();
+        if self.log_kept {
+            command.stderr(writer.try_clone().unwrap());
+        }
         let child = command
             .env_clear()
             .env("PATH", path())
@@ -146,24 +159,34 @@ impl Setup {
             .envs(std::env::var_os("LLVM_PROFILE_FILE").map(|file| ("LLVM_PROFILE_FILE", file)))
             .envs(self.environment)
             .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::inherit())
+            .stdout(writer)
             .spawn()
             .unwrap();
+        // It holds the writing ends, which would keep the output from ending.
+        drop(command);
+        let log_kept = self.log_kept;
+        let log = std::thread::spawn(move || {
+            let mut log = Vec::new();
+            // A pipe that breaks off ends the log.
+            let _ = if log_kept {
+                output.read_to_end(&mut log).map(drop)
+            } else {
+                std::io::copy(&mut output, &mut std::io::sink()).map(drop)
+            };
+            log
+        });
         let mut agent = Agent {
             pid: i32::try_from(child.id()).unwrap(),
+            log: Some(log),
             child,
             address,
             home,
             connection: Default::default(),
         };
-        let mut output = agent.child.stdout.take().unwrap();
-        std::thread::spawn(move || std::io::copy(&mut output, &mut std::io::sink()));
         until("the agent listens", || TcpStream::connect(address).is_ok());
         if self.contained {
             let parent = agent.pid;
-            let found = table().into_iter().find(|(_, ppid, _)| *ppid == parent);
-            agent.pid = found.expect("the agent is below the program that contains it").0;
+            agent.pid = processes::child(parent).expect("the agent is below the program that contains it");
         }
         agent
     }
@@ -281,41 +304,6 @@ impl Agent {
         until(name, || self.home.path().join(name).exists());
     }
 
-    /// Command lines of all living processes below the agent, but for its own two.
-    pub(crate) fn processes(&self) -> Vec<String> {
-        let mut found = Vec::new();
-        let mut parents = vec![self.pid()];
-        let table = table();
-        while let Some(parent) = parents.pop() {
-            for (pid, ppid, state) in &table {
-                if *ppid == parent {
-                    parents.push(*pid);
-                    let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-                    let line = String::from_utf8_lossy(&line).replace('\0', " ");
-                    let own = parent == self.pid()
-                        && (line.starts_with("bash --norc --noprofile") || line.contains("descriptor-holder"));
-                    if !own && *state != 'Z' {
-                        found.push(line);
-                    }
-                }
-            }
-        }
-        found
-    }
-
-    /// Asserts that no process of a call is left. The agent's own snapshot, a subshell of bash's, may be for a moment.
-    pub(crate) fn until_quiet(&self) {
-        let deadline = Instant::now() + Duration::from_secs(10);
-        loop {
-            let left = self.processes();
-            if left.is_empty() {
-                return;
-            }
-            assert!(Instant::now() < deadline, "left behind: {left:?}");
-            std::thread::sleep(Duration::from_millis(10));
-        }
-    }
-
     pub(crate) fn terminate(&self) {
         signal(self.pid(), "TERM");
     }
@@ -335,23 +323,11 @@ impl Agent {
         self.child.try_wait().unwrap().is_none()
     }
 
-    /// Resident memory in KiB.
-    pub(crate) fn resident_kib(&self) -> u64 {
-        let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid())).unwrap();
-        let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap();
-        line.split_whitespace().nth(1).unwrap().parse().unwrap()
-    }
-
-    pub(crate) fn descriptors(&self) -> usize {
-        self.open_descriptors().len()
-    }
-
-    /// What each open descriptor of the agent refers to.
-    pub(crate) fn open_descriptors(&self) -> Vec<std::path::PathBuf> {
-        std::fs::read_dir(format!("/proc/{}/fd", self.pid()))
-            .unwrap()
-            .map(|entry| std::fs::read_link(entry.unwrap().path()).unwrap_or_default())
-            .collect()
+    /// Ends the agent and gives all that it wrote to stdout and stderr.
+    pub(crate) fn end_and_log(mut self) -> String {
+        self.terminate();
+        self.wait();
+        String::from_utf8(self.log.take().unwrap().join().unwrap()).unwrap()
     }
 }
 
@@ -402,19 +378,6 @@ pub(crate) fn until(what: &str, mut holds: impl FnMut() -> bool) {
         assert!(Instant::now() < deadline, "it did not come to be: {what}");
         std::thread::sleep(Duration::from_millis(10));
     }
-}
-
-fn table() -> Vec<(i32, i32, char)> {
-    std::fs::read_dir("/proc")
-        .unwrap()
-        .filter_map(|entry| {
-            let pid: i32 = entry.ok()?.file_name().to_str()?.parse().ok()?;
-            let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-            let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
-            let state = fields.next()?.chars().next()?;
-            Some((pid, fields.next()?.parse().ok()?, state))
-        })
-        .collect()
 }
 
 /// Whether a program is installed; a test that needs it says visibly when it is not.

@@ -61,6 +61,13 @@ fn case_042_errexit_does_not_leak() {
     assert_eq!(agent.out("echo $X $PWD"), "5 /usr\n");
     assert_eq!(agent.run("set -e; (exit 3)").exit_code, 3);
     assert_eq!(agent.out("set -e; ! true; echo here"), "here\n");
+    // Nor does it cost the shell, and with that its jobs.
+    for command in ["set -e; true", "set -e", "set -eu; A=0; sleep 99 & true"] {
+        agent.run(command);
+        let next = agent.run("sleep 0; jobs %% >/dev/null 2>&1; true");
+        assert_eq!(next.session_reset, None, "{command}");
+    }
+    assert_eq!(agent.out("jobs -r | grep -c 'sleep 99'"), "1\n");
 }
 
 #[test]

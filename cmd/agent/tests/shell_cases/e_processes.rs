@@ -86,6 +86,10 @@ fn case_069_the_whole_tree_of_a_timed_out_call_is_gone() {
         "while :; do :; done",
         "f() { f2; }; f2() { sleep 500; }; f",
         "bash -c 'while :; do sleep 0.01 & done'",
+        // Orphans with the shell's own parent and command line.
+        "( (while :; do :; done) & ); sleep 500",
+        "( (sleep 500; :) & ); while :; do :; done",
+        "( (trap '' TERM INT HUP; while :; do :; done) & ); wait; sleep 500",
     ] {
         let result = agent.run_for(1, command);
         assert_eq!(

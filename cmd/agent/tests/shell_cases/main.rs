@@ -23,6 +23,7 @@ mod e_interrupts;
 mod e_processes;
 mod f_humans;
 mod g_egress;
+mod g_log;
 mod g_queue;
 mod g_service;
 mod h_wire;

@@ -295,7 +295,7 @@ fn snapshot_body(script: &str) -> String {
 /// an innocent line. Where no line with a quote was read yet nothing is spoilt.
 const RESYNC: &str = ")\n";
 
-/// [`RESYNC`] for a shell with these options: with `errexit` it would end there.
+/// The line that puts the parser back, for a shell with these options: with `errexit` it would end there.
 #[must_use]
 pub fn resync(flags: &str) -> String {
     let harmless = if flags.contains('e') { "\\set +e\n" } else { "" };

@@ -183,7 +183,11 @@ impl Setup {
             home,
             connection: Default::default(),
         };
-        until("the agent listens", || TcpStream::connect(address).is_ok());
+        // Where nobody listens yet, a connection from a free port to itself comes about, too.
+        until("the agent listens", || {
+            let connected = TcpStream::connect(address);
+            connected.is_ok_and(|stream| stream.local_addr().unwrap() != address)
+        });
         if self.contained {
             let parent = agent.pid;
             agent.pid = processes::child(parent).expect("the agent is below the program that contains it");

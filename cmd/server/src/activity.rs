@@ -109,6 +109,12 @@ impl Entry {
             let age = Duration::try_from(moment.wall.duration_since(written)).unwrap_or_default();
             moment.now.checked_sub(age)
         });
+        // Who waits for its own last write is alone with that: there is nobody to make room for.
+        let apart = if elsewhere > self.written {
+            apart
+        } else {
+            Duration::ZERO
+        };
         self.written = self.written.max(elsewhere);
         match self.written.map(|written| written + INTERVAL) {
             Some(next) if moment.now < next => {
@@ -272,6 +278,17 @@ mod tests {
         tokio::time::sleep(INTERVAL * 3).await;
         assert_eq!(writes().len(), 2, "{:?}", writes());
         assert!(writes().iter().all(|line| line.contains(labels::LAST_ACTIVITY)));
+    }
+
+    #[test]
+    fn a_replica_waits_no_longer_for_its_own_write() {
+        let mut coalescer = Coalescer {
+            apart: Duration::from_secs(1),
+            ..Coalescer::default()
+        };
+        let at = clock();
+        assert_eq!(coalescer.touch("u", at(0, None)), Due::Now(wall(0)));
+        assert_eq!(coalescer.touch("u", at(14, Some(0))), Due::At(at(15, None).now));
     }
 
     #[test]

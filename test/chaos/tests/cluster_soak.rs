@@ -35,6 +35,10 @@ const SESSIONS: u64 = 3;
 /// So often the programs are looked at, after as much load as lets what is allocated once be there.
 const ROUNDS: u32 = 8;
 
+/// What is allocated once is there after a load of this length, or of a quarter of the run: in a shorter one, allocators and pools of
+/// connections still grow to their size.
+const WARM_UP: Duration = Duration::from_secs(60);
+
 /// What a call does.
 #[derive(Clone, Copy, Debug)]
 enum Call {
@@ -199,8 +203,7 @@ async fn nothing_grows_under_a_steady_load() -> Result<()> {
         instance.session(&format!("soak-{number}")).await?;
     }
     let scraper = scraper()?;
-    // What is allocated once is there after this.
-    load(&instance.endpoint, length / 4).await?;
+    load(&instance.endpoint, WARM_UP.max(length / 4)).await?;
     let mut series: BTreeMap<&'static str, Vec<Held>> = BTreeMap::new();
     let mut asked: BTreeMap<String, Vec<f64>> = BTreeMap::new();
     for round in 0..ROUNDS {

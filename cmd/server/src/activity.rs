@@ -17,6 +17,10 @@ use crate::store::Sandbox;
 /// The shortest time between two writes for one session.
 pub const INTERVAL: Duration = Duration::from_secs(15);
 
+/// How often a command that runs counts as activity, in the memory of its server: what is written at last is no older, and the
+/// operator takes 30 s for granted at most.
+pub const BEAT: Duration = Duration::from_secs(5);
+
 /// Replicas that wait for the same moment would all write in it: each waits longer by a time of its own, up to this.
 const APART: Duration = Duration::from_secs(2);
 

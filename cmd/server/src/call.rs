@@ -267,7 +267,7 @@ impl Runner {
         let limit = tokio::time::sleep(AGENT_LIMIT);
         tokio::pin!(exec, death, limit);
         self.activity.touch(sandbox);
-        let mut beat = tokio::time::interval_at(Instant::now() + activity::INTERVAL, activity::INTERVAL);
+        let mut beat = tokio::time::interval_at(Instant::now() + activity::BEAT, activity::BEAT);
         let outcome = loop {
             tokio::select! {
                 biased;

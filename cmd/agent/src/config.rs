@@ -136,7 +136,7 @@ pub struct ServeArgs {
     #[arg(long, env = "SANDBOX_OUTPUT_LIMIT", default_value_t = 262_144, value_name = "BYTES",
           value_parser = clap::value_parser!(u64).range(OUTPUT_LIMITS))]
     pub output_limit: u64,
-    /// Processes that the sandbox may have, fewer where its memory limit has no room for as many (512 KiB each): with more
+    /// Processes that the sandbox may have, fewer where its memory limit has no room for as many (1 MiB each): with more
     /// all commands are ended, before they fill its memory. 0: no limit. Needs the agent to be process 1, as in a pod
     #[arg(long, env = "SANDBOX_MAX_PROCESSES", default_value_t = 1000, value_name = "COUNT")]
     pub max_processes: usize,

@@ -15,10 +15,12 @@ use crate::processes::{self, Identity, Process};
 use crate::reaper::Reaper;
 use crate::scope::send;
 
-/// How often the processes are counted while there may be more than bash.
-const LOOK: Duration = Duration::from_millis(100);
-/// A pod's memory limit is shared out as if each process had so much; a forked bash has half of it.
-const MEMORY_OF_A_PROCESS: u64 = 512 << 10;
+/// How often the processes are counted while there may be more than bash. A fork bomb makes some ten in a millisecond, until the
+/// pod's quota of the processor is used up for a tenth of a second: it is looked at before that.
+const LOOK: Duration = Duration::from_millis(20);
+/// A pod's memory limit is shared out as if each process had so much. A forked bash has 400 KiB, and many are made between two
+/// looks.
+const MEMORY_OF_A_PROCESS: u64 = 1 << 20;
 /// Where the memory limit is small, so many are let be all the same.
 const FEWEST: usize = 64;
 
@@ -180,9 +182,9 @@ mod tests {
         for (memory, expected) in [
             (None, 1000),
             (Some(u64::MAX), 1000),
-            (Some(512 << 20), 1000),
-            (Some(256 << 20), 512),
-            (Some(64 << 20), 128),
+            (Some(1 << 30), 1000),
+            (Some(256 << 20), 256),
+            (Some(96 << 20), 96),
             (Some(1 << 20), FEWEST),
         ] {
             assert_eq!(bound(1000, memory), expected, "{memory:?}");

@@ -53,6 +53,10 @@ pub struct Origin {
     pub limits: Vec<ResourceLimit>,
     /// The mask that the agent itself was started with.
     pub umask: u32,
+    /// Whether what it runs comes behind the agent wherever both want the processor: among a thousand processes of a fork bomb the
+    /// agent's even share is nothing, and it could end none. In a pod of their own commands keep their share of the node by that,
+    /// and lose only that they interrupt others when they wake; elsewhere they would come behind everybody.
+    pub behind_the_agent: bool,
 }
 
 impl Origin {
@@ -65,6 +69,7 @@ impl Origin {
             directory: home.to_string_lossy().into_owned(),
             limits: leave_room_for_signals(sys::resource_limits(own)),
             umask: processes::umask(own).unwrap_or(0o022),
+            behind_the_agent: own == 1,
         }
     }
 

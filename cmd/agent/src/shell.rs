@@ -155,6 +155,7 @@ impl Shell {
             limits: &origin.limits,
             umask: origin.umask,
             oom_score_adj: (own_score + OOM_SCORE_STEP).min(1000),
+            behind_the_agent: origin.behind_the_agent,
             filter,
         })?;
         let mut shell = Self {

@@ -275,6 +275,8 @@ pub struct BashSpawn<'a> {
     pub umask: u32,
     /// What is written to `oom_score_adj`.
     pub oom_score_adj: i32,
+    /// Whether it and all that it starts run behind this process wherever both want the processor (`sched(7)`, `SCHED_IDLE`).
+    pub behind_the_agent: bool,
     /// The seccomp filter that it and all that it starts run under; empty for none.
     pub filter: Vec<libc::sock_filter>,
 }
@@ -329,6 +331,7 @@ pub fn spawn_bash(spawn: BashSpawn<'_>) -> io::Result<i32> {
         limits,
         umask,
         oom_score_adj,
+        behind_the_agent,
         mut filter,
     } = spawn;
     let program = find_program("bash", environment)?;
@@ -362,6 +365,10 @@ pub fn spawn_bash(spawn: BashSpawn<'_>) -> io::Result<i32> {
                 libc::setrlimit64(*resource, &raw const limit);
             }
             libc::umask(umask);
+            if behind_the_agent {
+                let parameters = libc::sched_param { sched_priority: 0 };
+                libc::sched_setscheduler(0, libc::SCHED_IDLE, &raw const parameters);
+            }
             if !filter.is_empty() {
                 install_filter(&mut filter);
             }

@@ -308,6 +308,19 @@ fn a_timeout_of_a_flood_and_of_a_fork_storm_comes_in_time() {
 }
 
 #[test]
+fn commands_come_behind_the_agent_in_a_pod_of_its_own() {
+    // sched(7): SCHED_OTHER is 0, SCHED_IDLE is 5. proc_pid_stat(5): the policy is field 41, and the name ends before field 3.
+    let policy = "stat=$(</proc/$BASHPID/stat); set -- ${stat##*) }; echo ${39}";
+    let policies = format!("{policy}; ({policy}) & wait; bash -c '{policy}'");
+    assert_eq!(Agent::start().out(&policies), "0\n0\n0\n");
+    let Some(setup) = Setup::contained() else { return };
+    let agent = setup.start();
+    assert_eq!(agent.out(&policies), "5\n5\n5\n");
+    assert_eq!(agent.run("kill -9 $$").exit_code, 137);
+    assert_eq!(agent.out(&policies), "5\n5\n5\n", "in the shell that replaced it");
+}
+
+#[test]
 fn too_many_processes_are_ended_before_they_fill_the_sandbox() {
     let Some(setup) = Setup::contained() else {
         return;

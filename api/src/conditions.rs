@@ -2,7 +2,7 @@
 
 /// Everything is as declared, and the instance serves sessions.
 pub const READY: &str = "Ready";
-/// The credential proxy has a ready pod.
+/// The credential proxy has a ready pod that its Service leads to.
 pub const PROXY_READY: &str = "ProxyReady";
 /// The warm pool was filled for this spec, or none is asked for; what sessions take of it is replaced.
 pub const WARM_POOL_READY: &str = "WarmPoolReady";
@@ -21,6 +21,8 @@ pub mod reasons {
     pub const KUBECONFIG_INVALID: &str = "KubeconfigInvalid";
     /// A Deployment has fewer available pods than it should.
     pub const DEPLOYMENT_UNAVAILABLE: &str = "DeploymentUnavailable";
+    /// No EndpointSlice of the proxy's Service has a ready address, though its Deployment has a pod.
+    pub const NO_READY_ENDPOINT: &str = "NoReadyEndpoint";
     /// A child object could not be applied or is not ours, or a Secret could not be read.
     pub const CHILDREN_NOT_READY: &str = "ChildrenNotReady";
     /// The warm pool is being filled.

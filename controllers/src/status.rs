@@ -68,10 +68,11 @@ pub fn compute(
     let same_spec = old(conditions::WARM_POOL_READY)
         .is_some_and(|old| old.status == "True" && old.observed_generation == validated.generation);
     let warm = warm_pool(pool, same_spec);
-    let ready = ready(validated, applied, &[&proxy, &server], &egress, &warm);
+    let proxy_ready = proxy_ready(&proxy, validated, observed.proxy_ready);
+    let ready = ready(validated, applied, &[&proxy, &server], &[&proxy_ready, &egress, &warm]);
     let judged = [
         (conditions::READY, ready),
-        (conditions::PROXY_READY, proxy_ready(&proxy, validated)),
+        (conditions::PROXY_READY, proxy_ready),
         (conditions::WARM_POOL_READY, warm),
         (conditions::EGRESS_ENFORCED, egress),
     ];
@@ -193,8 +194,19 @@ fn stalled(deployment: &DynamicObject) -> Option<String> {
         .and_then(|condition| condition["message"].as_str().map(str::to_owned))
 }
 
-fn proxy_ready(proxy: &Rollout, validated: &Validated) -> Judgement {
+/// The pods alone do not serve: the gate (contract, section 8) and the sandboxes go by the Service.
+fn proxy_ready(proxy: &Rollout, validated: &Validated, has_endpoint: bool) -> Judgement {
     match proxy {
+        Rollout::Done | Rollout::Rolling(_) | Rollout::Unavailable { some: true, .. } if !has_endpoint => (
+            "False",
+            reasons::NO_READY_ENDPOINT,
+            format!(
+                "Service {0} has no ready endpoint, though the Deployment has a pod: no sandbox is made. Kubernetes makes its EndpointSlice \
+                 within seconds; if it does not: kubectl -n {1} annotate service {0} --overwrite looked-at=\"$(date)\"",
+                names::proxy(&validated.name),
+                validated.namespace
+            ),
+        ),
         Rollout::Done | Rollout::Rolling(_) | Rollout::Unavailable { some: true, .. } => (
             "True",
             reasons::AVAILABLE,
@@ -245,13 +257,7 @@ fn warm_pool(pool: &PoolState, was_ready_for_this_spec: bool) -> Judgement {
     )
 }
 
-fn ready(
-    validated: &Validated,
-    applied: &Applied,
-    deployments: &[&Rollout],
-    egress: &Judgement,
-    warm: &Judgement,
-) -> Judgement {
+fn ready(validated: &Validated, applied: &Applied, deployments: &[&Rollout], conditions: &[&Judgement]) -> Judgement {
     if let Some(problem) = validated.problems.first() {
         let messages: Vec<&str> = validated
             .problems
@@ -275,10 +281,12 @@ fn ready(
     if let Some(message) = unavailable {
         return ("False", reasons::DEPLOYMENT_UNAVAILABLE, bounded(message.clone()));
     }
-    for condition in [egress, warm] {
-        if condition.0 == "False" {
-            return condition.clone();
-        }
+    // What is only on its way is told below.
+    let failed = conditions
+        .iter()
+        .find(|condition| condition.0 == "False" && condition.1 != reasons::RECONCILING);
+    if let Some(condition) = failed {
+        return (*condition).clone();
     }
     let unfinished = deployments.iter().find_map(|rollout| match rollout {
         Rollout::Rolling(message) | Rollout::Absent(message) => Some(message),

@@ -84,6 +84,30 @@ fn all_well_is_ready() {
 }
 
 #[test]
+fn a_proxy_that_no_service_leads_to_is_not_ready() {
+    let unreached = Observed {
+        proxy_ready: false,
+        ..fixtures::observed()
+    };
+    let of = |applied: &Applied| status(applied, &unreached, &PoolState::default(), None);
+    let serving = of(&applied(done(), done()));
+    for type_ in ["ProxyReady", "Ready"] {
+        let (state, reason, message) = condition(&serving, type_);
+        assert_eq!((state, reason), ("False", "NoReadyEndpoint"), "{type_}");
+        assert!(
+            message.contains("kubectl -n ns annotate service cli-mcp-demo-proxy --overwrite"),
+            "{message}"
+        );
+    }
+    // Without a pod there is nothing that a Service could lead to.
+    let starting = json!({"observedGeneration": 2, "replicas": 1, "updatedReplicas": 1});
+    let starting = of(&applied(done(), starting));
+    assert_eq!(condition(&starting, "ProxyReady").1, "DeploymentUnavailable");
+    let absent = of(&Applied::default());
+    assert_eq!(condition(&absent, "ProxyReady").1, "Reconciling");
+}
+
+#[test]
 fn missing_secrets_come_first_and_say_what_to_run() {
     let observed = Observed {
         tls: None,

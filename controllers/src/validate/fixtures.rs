@@ -43,6 +43,7 @@ pub(crate) fn observed() -> Observed {
         ca: secret(&[(names::CA_CERT_KEY, &ca.certificate), (names::CA_KEY_KEY, &ca.key)]),
         hmac: secret(&[(names::HMAC_KEY, "0123456789abcdef0123456789abcdef")]),
         proxy_address: Some("10.96.0.7:8080".into()),
+        proxy_ready: true,
         ..Observed::default()
     }
 }

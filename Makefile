@@ -160,8 +160,8 @@ test-agent-bash: ## Run the agent's tests with bash 5.1, 5.2 and 5.3 (fetches th
 	  AGENT_TEST_BASH=$$(realpath $$bash) $(CARGO) test --locked -p cli-mcp-agent --no-fail-fast; done
 
 .PHONY: fuzz-agent
-fuzz-agent: ## Fuzz the agent for half an hour of random bodies and command bytes against a real bash
-	AGENT_FUZZ_SECONDS=1800 AGENT_FUZZ_SEED=$$(od -An -N4 -tu4 /dev/urandom | tr -d ' ') \
+fuzz-agent: ## Fuzz agents with random bodies and command bytes against a real bash, for half an hour of processor time
+	AGENT_FUZZ_SECONDS=1800 AGENT_FUZZ_AGENTS=8 AGENT_FUZZ_SEED=$$(od -An -N4 -tu4 /dev/urandom | tr -d ' ') \
 	  $(CARGO) test --locked -p cli-mcp-agent --test fuzz -- --nocapture
 
 .PHONY: soak-agent

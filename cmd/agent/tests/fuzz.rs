@@ -1,6 +1,7 @@
 //! Random requests and random command bytes: the agent answers each in time, stays alive, and leaks nothing.
 //!
-//! `AGENT_FUZZ_SECONDS` sets for how much processor time of the agent and all that it starts, `AGENT_FUZZ_SEED` where it begins.
+//! `AGENT_FUZZ_SECONDS` sets for how much processor time of the agents and all that they start, `AGENT_FUZZ_AGENTS` how many run
+//! beside one another, `AGENT_FUZZ_SEED` where the first begins.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -320,9 +321,9 @@ impl Client {
     }
 }
 
-#[test]
-fn random_requests_and_commands_do_no_harm() {
-    let mut random = StdRng::seed_from_u64(number("AGENT_FUZZ_SEED", 7));
+/// Tries one agent for so much processor time of it and all that it starts. Returns the number of rounds.
+fn try_agent(seed: u64, processor_time: Duration) -> u64 {
+    let mut random = StdRng::seed_from_u64(seed);
     let digest = TokenDigest::of(ASSIGN_TOKEN.as_bytes()).to_hex();
     let agent = Setup::unassigned().env("SANDBOX_ASSIGN_TOKEN_SHA256", &digest).start();
     assert_eq!(
@@ -337,7 +338,7 @@ fn random_requests_and_commands_do_no_harm() {
     }
     std::thread::sleep(Duration::from_secs(1));
     let open = client.settle();
-    let end = client.agent.processor_time() + Duration::from_secs(number("AGENT_FUZZ_SECONDS", 1));
+    let end = client.agent.processor_time() + processor_time;
     let mut rounds = 0_u64;
     while client.agent.processor_time() < end {
         let command = client.try_command(&mut random);
@@ -357,7 +358,19 @@ fn random_requests_and_commands_do_no_harm() {
     }
     client.settle_within(open);
     assert!(client.agent.running());
-    eprintln!("{rounds} rounds");
+    rounds
+}
+
+#[test]
+fn random_requests_and_commands_do_no_harm() {
+    let agents = number("AGENT_FUZZ_AGENTS", 1).max(1);
+    let each = Duration::from_secs(number("AGENT_FUZZ_SECONDS", 1)) / u32::try_from(agents).unwrap();
+    let first = number("AGENT_FUZZ_SEED", 7);
+    std::thread::scope(|scope| {
+        for seed in (0..agents).map(|agent| first.wrapping_add(agent)) {
+            scope.spawn(move || eprintln!("seed {seed}: {} rounds", try_agent(seed, each)));
+        }
+    });
 }
 
 proptest::proptest! {

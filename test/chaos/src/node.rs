@@ -4,6 +4,7 @@ use std::process::Command;
 
 use anyhow::{Result, ensure};
 pub use cli_mcp_e2e::metrics::OPERATOR;
+pub use cli_mcp_e2e::node::hold;
 use cli_mcp_e2e::node::{self, Change};
 use cli_mcp_e2e::{cluster, kubectl};
 
@@ -25,21 +26,6 @@ pub fn kill(pids: &[String]) -> Result<()> {
 /// When the node cannot be entered.
 pub fn cgroup(pid: &str) -> Result<String> {
     node::enter(&["bash", "-c", "cat \"/proc/$1/cgroup\" 2>/dev/null; true", "bash", pid])
-}
-
-/// Stops processes of the node until the change ends. One that ended meanwhile is no error.
-///
-/// # Errors
-///
-/// When there is none, or the node cannot be entered.
-pub fn hold(pids: &[String]) -> Result<Change> {
-    ensure!(!pids.is_empty(), "no process to stop");
-    let pids: Vec<_> = pids.iter().map(String::as_str).collect();
-    Change::begin(
-        "kill -STOP \"$@\" 2>/dev/null || true",
-        "kill -CONT \"$@\" 2>/dev/null || true",
-        &pids,
-    )
 }
 
 /// Replaces the operator's pod where a fault made its container start again: for each time the kubelet waits twice as long, up to

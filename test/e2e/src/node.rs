@@ -127,6 +127,21 @@ impl Drop for Change {
     }
 }
 
+/// Stops processes of the node until the change ends. One that ended meanwhile is no error.
+///
+/// # Errors
+///
+/// When there is none, or the node cannot be entered.
+pub fn hold(pids: &[String]) -> Result<Change> {
+    ensure!(!pids.is_empty(), "no process to stop");
+    let pids: Vec<_> = pids.iter().map(String::as_str).collect();
+    Change::begin(
+        "kill -STOP \"$@\" 2>/dev/null || true",
+        "kill -CONT \"$@\" 2>/dev/null || true",
+        &pids,
+    )
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -6,7 +6,7 @@ use std::collections::{HashMap, HashSet};
 use anyhow::{Context, Result, bail, ensure};
 use cli_mcp_demo::session::{BashResult, Endpoint, Session};
 use cli_mcp_e2e::instance::{Forward, Instance};
-use cli_mcp_e2e::{cluster, kubectl};
+use cli_mcp_e2e::{cluster, kubectl, node};
 use futures::future::join_all;
 use serde_json::Value;
 
@@ -99,6 +99,44 @@ impl Replicas {
             "--force",
             "--wait=false",
         ])?;
+        Ok(())
+    }
+
+    /// A call whose warm sandbox is claimed and dies before it was assigned goes on in another one: nothing was sent to its shell.
+    async fn lose_between_claim_and_assignment(&self, through: &Replica) -> Result<()> {
+        if !cluster::is_dev() {
+            // The node's processes can be stopped on the repository's own cluster only.
+            return Ok(());
+        }
+        let namespace = self.instance.namespace.as_str();
+        let warm = "cli-mcp.redhat.com/component=sandbox,!cli-mcp.redhat.com/session-id";
+        cluster::eventually("a warm sandbox", async || {
+            let pods = kubectl::names(namespace, "pods", warm)?;
+            ensure!(!pods.is_empty(), "none yet");
+            let ready = ["--for=condition=Ready", "--timeout=60s", &pods[0]];
+            kubectl::ok(&[&["-n", namespace, "wait"], &ready[..]].concat())
+        })
+        .await?;
+        let session = through.endpoint.connect("between").await?;
+        // Who is stopped answers no request to assign it.
+        let held = node::hold(&node::processes("agent", &[namespace])?)?;
+        let death = async {
+            let pod =
+                cluster::eventually("the claim", async || self.sandboxes("between")?.pop().context("no pod")).await?;
+            self.kill(&pod)?;
+            held.end()
+        };
+        let call = patient(&session, "echo x >>/workspace/ran; cat /workspace/ran");
+        let (result, killed) = tokio::join!(call, death);
+        killed?;
+        let result = result?;
+        ensure!(result.stdout == "x\n" && result.session_reset.is_none(), "{result:?}");
+        ensure!(
+            self.sandboxes("between")?.len() == 1,
+            "{:?}",
+            self.sandboxes("between")?
+        );
+        ensure!(session.delete().await? == 204);
         Ok(())
     }
 
@@ -237,6 +275,8 @@ async fn a_sandbox_or_server_that_dies_at_any_stage_of_a_call_costs_no_session()
     .await?;
     let told = patient(&here, "true").await?;
     ensure!(told.session_reset.is_none(), "told twice: {told:?}");
+
+    two.lose_between_claim_and_assignment(second).await?;
 
     // While it starts: the call outlives the pod.
     let starting = second.endpoint.connect("starting").await?;

@@ -1,12 +1,12 @@
 //! The faults.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use anyhow::{Result, ensure};
 use cli_mcp_e2e::instance::Instance;
 use cli_mcp_e2e::node::processes;
-use cli_mcp_e2e::{cluster, kubectl};
+use cli_mcp_e2e::{cluster, kubectl, setup};
 
 use crate::gate::{self, Precondition};
 use crate::lease::{self, Clock, Holder};
@@ -151,13 +151,21 @@ impl Fault {
             }
             Self::Endpoints => {
                 let held = node::hold(&[node::component("kube-controller-manager")?])?;
-                kubectl::delete_all(
-                    &instance.namespace,
-                    "endpointslice",
-                    &format!("kubernetes.io/service-name=cli-mcp-{}-proxy", instance.name),
-                )?;
+                let proxy = format!("cli-mcp-{}-proxy", instance.name);
+                let slices = format!("kubernetes.io/service-name={proxy}");
+                kubectl::delete_all(&instance.namespace, "endpointslice", &slices)?;
                 gate::stays_shut(instance, Precondition::ProxyEndpoint).await?;
-                held.end().map(|()| none)
+                cluster::eventually("a condition that says so", async || {
+                    let ready = setup::condition(&instance.namespace, &instance.name, "Ready")?;
+                    ensure!(ready.reason == "NoReadyEndpoint", "{ready:?}");
+                    Ok(())
+                })
+                .await?;
+                held.end()?;
+                // A controller that was restarted takes the deletion of a slice that it did not write itself for its own.
+                let time = format!("looked-at={:?}", SystemTime::UNIX_EPOCH.elapsed()?);
+                let look = ["annotate", "service", &proxy, "--overwrite", &time];
+                kubectl::ok(&[&["-n", instance.namespace.as_str()], &look[..]].concat()).map(|_| none)
             }
             Self::Partition => partition::strike(instance).await.map(|()| none),
             Self::NoEnforcement => no_enforcement(instance).await.map(|()| none),

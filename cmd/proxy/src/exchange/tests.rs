@@ -2,7 +2,7 @@
 
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::gauge::Gauge;
-use tokio::io::{AsyncReadExt, AsyncWriteExt, ReadBuf};
+use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, ReadBuf};
 
 use super::*;
 use crate::kernel::Kernel;
@@ -134,25 +134,53 @@ async fn case_52_who_sends_a_body_that_nobody_takes_is_still_seen_to_leave() {
     assert!(inbound.is_empty());
 }
 
+/// The proxy's side of a client and an upstream that are both pipes of 4 KiB.
+struct Between {
+    client: DuplexStream,
+    upstream: DuplexStream,
+    inbound: Inbound,
+    progress: Progress,
+    share: Share,
+    place: Option<LargeHead>,
+}
+
+impl Between {
+    /// Passes on what is made of an upload.
+    async fn exchange(&mut self, request: impl for<'a> FnOnce(Outbound<'a>) -> Outbound<'a>) -> Outcome {
+        run(
+            &mut self.client,
+            &mut self.inbound,
+            &mut self.upstream,
+            request(upload(&mut self.place)),
+            &mut self.share,
+            &mut self.progress,
+        )
+        .await
+    }
+}
+
+/// It, and the far ends of client and upstream.
+fn between(budget: usize) -> (Between, DuplexStream, DuplexStream) {
+    let (client, far_client) = tokio::io::duplex(4096);
+    let (upstream, far_upstream) = tokio::io::duplex(4096);
+    let between = Between {
+        client,
+        upstream,
+        inbound: Inbound::default(),
+        progress: Progress::default(),
+        share: share(budget),
+        place: None,
+    };
+    (between, far_client, far_upstream)
+}
+
 #[tokio::test]
 async fn what_a_client_sends_ahead_waits_for_its_turn() {
-    let (mut client, mut far_client) = tokio::io::duplex(4096);
-    let (mut upstream, mut far_upstream) = tokio::io::duplex(4096);
-    let (mut inbound, mut progress) = (Inbound::default(), Progress::default());
-    let mut place = None;
-    let request = Outbound {
+    let (mut proxy, mut far_client, mut far_upstream) = between(usize::MAX);
+    let exchange = proxy.exchange(|upload| Outbound {
         framing: Framing::Empty,
-        ..upload(&mut place)
-    };
-    let mut share = share(usize::MAX);
-    let exchange = run(
-        &mut client,
-        &mut inbound,
-        &mut upstream,
-        request,
-        &mut share,
-        &mut progress,
-    );
+        ..upload
+    });
     let others = async {
         let mut head = [0; 19];
         far_upstream.read_exact(&mut head).await.unwrap();
@@ -166,30 +194,18 @@ async fn what_a_client_sends_ahead_waits_for_its_turn() {
     };
     let (outcome, ()) = tokio::join!(exchange, others);
     assert_eq!((outcome.error, outcome.client_reusable), (None, true));
-    assert_eq!(inbound.as_slice(), b"GET /next");
+    assert_eq!(proxy.inbound.as_slice(), b"GET /next");
 }
 
 #[tokio::test]
 async fn a_client_that_ends_what_it_switched_to_has_sent_all_and_ends_it_orderly() {
-    let (mut client, mut far_client) = tokio::io::duplex(4096);
-    let (mut upstream, mut far_upstream) = tokio::io::duplex(4096);
-    let (mut inbound, mut progress) = (Inbound::default(), Progress::default());
-    let mut place = None;
-    let request = Outbound {
+    let (mut proxy, mut far_client, mut far_upstream) = between(usize::MAX);
+    let exchange = proxy.exchange(|upload| Outbound {
         method: "GET",
         framing: Framing::Empty,
         upgrade: Some("websocket"),
-        ..upload(&mut place)
-    };
-    let mut share = share(usize::MAX);
-    let exchange = run(
-        &mut client,
-        &mut inbound,
-        &mut upstream,
-        request,
-        &mut share,
-        &mut progress,
-    );
+        ..upload
+    });
     let others = async {
         let answer = b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n";
         let mut head = [0; 19];
@@ -203,7 +219,7 @@ async fn a_client_that_ends_what_it_switched_to_has_sent_all_and_ends_it_orderly
     let (outcome, ()) = tokio::join!(exchange, others);
     assert_eq!(outcome.error, None);
     assert!(!outcome.client_reusable && !outcome.upstream_reusable);
-    assert_eq!((progress.status, progress.bytes_in), (101, 6));
+    assert_eq!((proxy.progress.status, proxy.progress.bytes_in), (101, 6));
     let mut frames = [0; 6];
     far_upstream.read_exact(&mut frames).await.unwrap();
     assert_eq!(&frames, b"frames");
@@ -217,23 +233,11 @@ async fn case_50_an_answer_that_nobody_takes_and_an_upload_that_nobody_takes_are
         (BLOCKED + QUIET, None),
     ] {
         for upload_stalls in [false, true] {
-            let (mut client, mut far_client) = tokio::io::duplex(4096);
-            let (mut upstream, mut far_upstream) = tokio::io::duplex(4096);
-            let (mut inbound, mut progress) = (Inbound::default(), Progress::default());
-            let mut place = None;
-            let mut request = upload(&mut place);
-            if !upload_stalls {
-                request.framing = Framing::Empty;
-            }
-            let mut share = share(budget);
-            let exchange = run(
-                &mut client,
-                &mut inbound,
-                &mut upstream,
-                request,
-                &mut share,
-                &mut progress,
-            );
+            let (mut proxy, mut far_client, mut far_upstream) = between(budget);
+            let exchange = proxy.exchange(|upload| Outbound {
+                framing: if upload_stalls { upload.framing } else { Framing::Empty },
+                ..upload
+            });
             let sends = async {
                 if upload_stalls {
                     let _ = far_client.write_all(&[b'x'; 1_000_000]).await;

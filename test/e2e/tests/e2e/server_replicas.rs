@@ -1,16 +1,16 @@
 //! Two replicas of the server and real pods: races for a session, deaths of sandboxes and servers at every stage of a call,
 //! a rollout under load. What is asserted throughout: one sandbox a session, and no command that runs twice.
 
+mod rollout;
+mod two;
+
 use std::collections::{HashMap, HashSet};
 
 use anyhow::{Context, Result, bail, ensure};
-use cli_mcp_demo::session::{BashResult, Endpoint, Session};
-use cli_mcp_e2e::instance::{Forward, Instance};
 use cli_mcp_e2e::{cluster, kubectl, node};
 use futures::future::join_all;
-use serde_json::Value;
 
-const SERVERS: &str = "cli-mcp.redhat.com/component=server";
+use self::two::{Replica, Replicas, lines, patient};
 
 /// How many sessions begin at once, and over a pool of how many. In full (`make test-races`) it is 50 over 10; a
 /// machine of two cores that runs every test at once gets fewer.
@@ -20,167 +20,6 @@ fn crowd() -> Result<(usize, usize)> {
         Err(_) => Ok(default),
     };
     Ok((number("E2E_SESSIONS", 8)?, number("E2E_POOL", 3)?))
-}
-
-/// An instance of two replicas, each reached by a forward of its own.
-struct Replicas {
-    instance: Instance,
-    ends: Vec<Replica>,
-}
-
-struct Replica {
-    pod: String,
-    endpoint: Endpoint,
-    _forward: Forward,
-}
-
-fn rolled_out(namespace: &str) -> Result<()> {
-    let deployment = "deployment/cli-mcp-two";
-    kubectl::ok(&["-n", namespace, "rollout", "status", deployment, "--timeout=180s"])?;
-    Ok(())
-}
-
-impl Replicas {
-    fn create(namespace: &str, pool: usize) -> Result<Self> {
-        let spec = format!(
-            "  replicas: 2\n  sandbox: {{warmPoolSize: {pool}, resources: {{requests: {{cpu: 10m, memory: 32Mi}}}}}}\n  proxy:\n    targets: [{{type: kubernetes}}]\n"
-        );
-        let instance = Instance::create(namespace, "two", &spec)?;
-        let mut replicas = Self {
-            instance,
-            ends: Vec::new(),
-        };
-        replicas.forward()?;
-        Ok(replicas)
-    }
-
-    /// Connects to the pods that run now.
-    fn forward(&mut self) -> Result<()> {
-        let namespace = &self.instance.namespace;
-        rolled_out(namespace)?;
-        let pods = kubectl::ok(&["-n", namespace, "get", "pods", "-l", SERVERS, "-o", "json"])?;
-        let pods: Value = serde_json::from_str(&pods)?;
-        let staying = pods["items"]
-            .as_array()
-            .into_iter()
-            .flatten()
-            .filter(|pod| pod["metadata"]["deletionTimestamp"].is_null());
-        self.ends = staying
-            .filter_map(|pod| pod["metadata"]["name"].as_str())
-            .map(|pod| {
-                let (forward, port) = Forward::start(namespace, &format!("pod/{pod}"))?;
-                let endpoint = Endpoint {
-                    base_url: format!("https://localhost:{port}"),
-                    ..self.instance.endpoint.clone()
-                };
-                Ok(Replica {
-                    pod: pod.to_owned(),
-                    endpoint,
-                    _forward: forward,
-                })
-            })
-            .collect::<Result<_>>()?;
-        ensure!(self.ends.len() == 2, "two servers should run, not {}", self.ends.len());
-        Ok(())
-    }
-
-    fn sandboxes(&self, session: &str) -> Result<Vec<String>> {
-        let selector = format!("cli-mcp.redhat.com/session-id={session}");
-        kubectl::names(&self.instance.namespace, "pods", &selector)
-    }
-
-    fn kill(&self, pod: &str) -> Result<()> {
-        kubectl::ok(&[
-            "-n",
-            &self.instance.namespace,
-            "delete",
-            pod,
-            "--grace-period=0",
-            "--force",
-            "--wait=false",
-        ])?;
-        Ok(())
-    }
-
-    /// A call whose warm sandbox is claimed and dies before it was assigned goes on in another one: nothing was sent to its shell.
-    async fn lose_between_claim_and_assignment(&self, through: &Replica) -> Result<()> {
-        if !cluster::is_dev() {
-            // The node's processes can be stopped on the repository's own cluster only.
-            return Ok(());
-        }
-        let namespace = self.instance.namespace.as_str();
-        let warm = "cli-mcp.redhat.com/component=sandbox,!cli-mcp.redhat.com/session-id";
-        cluster::eventually("a warm sandbox", async || {
-            let pods = kubectl::names(namespace, "pods", warm)?;
-            ensure!(!pods.is_empty(), "none yet");
-            let ready = ["--for=condition=Ready", "--timeout=60s", &pods[0]];
-            kubectl::ok(&[&["-n", namespace, "wait"], &ready[..]].concat())
-        })
-        .await?;
-        let session = through.endpoint.connect("between").await?;
-        // Who is stopped answers no request to assign it.
-        let held = node::hold(&node::processes("agent", &[namespace])?)?;
-        let death = async {
-            let pod =
-                cluster::eventually("the claim", async || self.sandboxes("between")?.pop().context("no pod")).await?;
-            self.kill(&pod)?;
-            held.end()
-        };
-        let call = patient(&session, "echo x >>/workspace/ran; cat /workspace/ran");
-        let (result, killed) = tokio::join!(call, death);
-        killed?;
-        let result = result?;
-        ensure!(result.stdout == "x\n" && result.session_reset.is_none(), "{result:?}");
-        ensure!(
-            self.sandboxes("between")?.len() == 1,
-            "{:?}",
-            self.sandboxes("between")?
-        );
-        ensure!(session.delete().await? == 204);
-        Ok(())
-    }
-
-    /// Waits until a command of the session has written `started` into `/workspace/mark`.
-    async fn started(&self, session: &str) -> Result<()> {
-        cluster::eventually("the command's start", async || {
-            let pod = self.sandboxes(session)?.pop().context("no sandbox")?;
-            let mark = kubectl::run(&[
-                "-n",
-                &self.instance.namespace,
-                "exec",
-                &pod,
-                "--",
-                "cat",
-                "/workspace/mark",
-            ])?;
-            ensure!(mark.stdout == "started\n", "{mark:?}");
-            Ok(())
-        })
-        .await
-    }
-
-    fn end(self) -> Result<()> {
-        kubectl::ok(&["delete", "namespace", &self.instance.namespace, "--wait=false"])?;
-        Ok(())
-    }
-}
-
-/// A call that waits out what says that it was not run: a busy machine starts pods slowly.
-async fn patient(session: &Session, command: &str) -> Result<BashResult> {
-    cluster::eventually(command, async || {
-        let result = session.bash(command).await?;
-        if result.exit_code.is_none() && result.text.contains("not run") {
-            bail!("{}", result.text);
-        }
-        Ok(result)
-    })
-    .await
-}
-
-/// The lines of a file in a session's sandbox.
-async fn lines(session: &Session, file: &str) -> Result<Vec<String>> {
-    let result = patient(session, &format!("cat {file} 2>/dev/null || true")).await?;
-    Ok(result.stdout.lines().map(str::to_owned).collect())
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -276,7 +115,7 @@ async fn a_sandbox_or_server_that_dies_at_any_stage_of_a_call_costs_no_session()
     let told = patient(&here, "true").await?;
     ensure!(told.session_reset.is_none(), "told twice: {told:?}");
 
-    two.lose_between_claim_and_assignment(second).await?;
+    lose_between_claim_and_assignment(&two, second).await?;
 
     // While it starts: the call outlives the pod.
     let starting = second.endpoint.connect("starting").await?;
@@ -333,129 +172,35 @@ async fn a_sandbox_or_server_that_dies_at_any_stage_of_a_call_costs_no_session()
     two.end()
 }
 
-/// Calls through the Service without end, from within the cluster, until `/tmp/stop` is there: of sessions that live, each call on
-/// a connection of its own; of one on a connection that is kept for five calls; and of sessions that begin. What is not a
-/// result is a failure, and printed. The Service's address is given: what the cluster's DNS does under load is not meant.
-const LOAD: &str = r#"
-server=https://cli-mcp-two.$NAMESPACE.svc:8443
-token=$(cat /var/run/secrets/kubernetes.io/serviceaccount/token)
-request() { # SESSION CURL-ARGUMENT...
-    curl -sS --noproxy '*' --cacert /ca/tls.crt --resolve "cli-mcp-two.$NAMESPACE.svc:8443:$ADDRESS" -H "Authorization: Bearer $token" -H "X-Session-ID: $1" "${@:2}" 2>&1
-}
-call() { # SESSION URL...
-    request "$1" -H 'Content-Type: application/json' -H 'Accept: application/json, text/event-stream' "${@:2}" \
-        -d '{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"bash","arguments":{"command":"echo x >>/workspace/ran; sleep 0.2"}}}'
-}
-load() { # SESSION URL...
-    calls=0
-    until [ -e /tmp/stop ]; do
-        answers=$(call "$@")
-        calls=$((calls + $# - 1))
-        [ $(grep -o '"exit_code":0' <<<"$answers" | wc -l) = $(($# - 1)) ] || echo "FAILED $1 call $calls: $answers"
-        echo $calls >/tmp/calls-$1
-    done
-    echo "CALLS $1 $calls"
-}
-begin() {
-    calls=0
-    until [ -e /tmp/stop ]; do
-        calls=$((calls + 1))
-        answer=$(call new-$calls "$server/mcp")
-        case $answer in
-            *'"exit_code":0'*) ;;
-            *) echo "FAILED new-$calls: $answer" ;;
-        esac
-        request new-$calls -X DELETE "$server/sessions/new-$calls"
-        echo $calls >/tmp/calls-new
-    done
-}
-for n in 1 2; do load load-$n "$server/mcp" & done
-load load-kept "$server/mcp"{,,,,} &
-begin &
-wait
-echo END
-"#;
-
-/// The sessions that live throughout.
-const LOADED: [&str; 3] = ["load-1", "load-2", "load-kept"];
-/// What counts its calls.
-const LOADING: [&str; 4] = ["load-1", "load-2", "load-kept", "new"];
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_rollout_under_load_fails_no_call() -> Result<()> {
-    let namespace = "e2e-rollout";
-    let two = Replicas::create(namespace, 3)?;
-    for (n, id) in LOADED.iter().enumerate() {
-        let session = two.ends[n % 2].endpoint.connect(id).await?;
-        patient(&session, "true").await?;
+/// A call whose warm sandbox is claimed and dies before it was assigned goes on in another one: nothing was sent to its shell.
+async fn lose_between_claim_and_assignment(two: &Replicas, through: &Replica) -> Result<()> {
+    if !cluster::is_dev() {
+        // The node's processes can be stopped on the repository's own cluster only.
+        return Ok(());
     }
-    let script = serde_json::to_string(LOAD)?;
-    let service = ["-n", namespace, "get", "service", "cli-mcp-two"];
-    let address = kubectl::ok(&[&service[..], &["-o", "jsonpath={.spec.clusterIP}"]].concat())?;
-    kubectl::apply(&format!(
-        r#"{{"apiVersion": "v1", "kind": "Pod", "metadata": {{"name": "load", "namespace": "{namespace}"}}, "spec": {{
-            "serviceAccountName": "cli-mcp-two-client", "automountServiceAccountToken": true, "restartPolicy": "Never",
-            "securityContext": {{"runAsNonRoot": true, "runAsUser": 1001, "seccompProfile": {{"type": "RuntimeDefault"}}}},
-            "containers": [{{"name": "load", "image": "{image}", "imagePullPolicy": "IfNotPresent", "command": ["bash", "-c", {script}],
-                "env": [{{"name": "NAMESPACE", "value": "{namespace}"}}, {{"name": "ADDRESS", "value": "{address}"}}],
-                "securityContext": {{"allowPrivilegeEscalation": false, "capabilities": {{"drop": ["ALL"]}}}},
-                "volumeMounts": [{{"name": "ca", "mountPath": "/ca"}}]}}],
-            "volumes": [{{"name": "ca", "secret": {{"secretName": "cli-mcp-two-tls", "items": [{{"key": "tls.crt", "path": "tls.crt"}}]}}}}]}}}}"#,
-        image = cluster::image("agent")?
-    ))?;
-    let calls = |session: &str| -> Result<u64> {
-        let count = kubectl::run(&[
-            "-n",
-            namespace,
-            "exec",
-            "load",
-            "--",
-            "cat",
-            &format!("/tmp/calls-{session}"),
-        ])?;
-        Ok(count.stdout.trim().parse().unwrap_or_default())
-    };
-    let more = async |than: &[u64]| {
-        cluster::eventually("the load", async || {
-            for (session, than) in LOADING.iter().zip(than) {
-                ensure!(
-                    calls(session)? > than + 1,
-                    "{session}: {}",
-                    kubectl::run(&["-n", namespace, "logs", "load"])?.stdout
-                );
-            }
-            Ok(())
-        })
-        .await
-    };
-    more(&[0; 4]).await?;
-    kubectl::ok(&["-n", namespace, "rollout", "restart", "deployment/cli-mcp-two"])?;
-    rolled_out(namespace)?;
-    // The old pods have gone only after their last words.
-    let gone = kubectl::names(namespace, "pods", SERVERS)?;
-    let old: Vec<String> = two.ends.iter().map(|end| format!("pod/{}", end.pod)).collect();
-    for pod in gone.iter().filter(|pod| old.contains(pod)) {
-        kubectl::ok(&["-n", namespace, "wait", "--for=delete", pod, "--timeout=120s"])?;
-    }
-    let so_far: Vec<u64> = LOADING.iter().map(|session| calls(session)).collect::<Result<_>>()?;
-    more(&so_far).await?;
-    kubectl::ok(&["-n", namespace, "exec", "load", "--", "touch", "/tmp/stop"])?;
-    let log = cluster::eventually("the load's end", async || {
-        let log = kubectl::ok(&["-n", namespace, "logs", "load"])?;
-        ensure!(log.contains("END"), "{log}");
-        Ok(log)
+    let namespace = two.instance.namespace.as_str();
+    let warm = "cli-mcp.redhat.com/component=sandbox,!cli-mcp.redhat.com/session-id";
+    cluster::eventually("a warm sandbox", async || {
+        let pods = kubectl::names(namespace, "pods", warm)?;
+        ensure!(!pods.is_empty(), "none yet");
+        let ready = ["--for=condition=Ready", "--timeout=60s", &pods[0]];
+        kubectl::ok(&[&["-n", namespace, "wait"], &ready[..]].concat())
     })
     .await?;
-    ensure!(!log.contains("FAILED"), "{log}");
-
-    let mut replicas = two;
-    replicas.forward()?;
-    for id in LOADED {
-        let line = log.lines().find_map(|line| line.strip_prefix(&format!("CALLS {id} ")));
-        let sent: usize = line.context("no count")?.parse()?;
-        let session = replicas.ends[0].endpoint.connect(id).await?;
-        let ran = lines(&session, "/workspace/ran").await?;
-        ensure!(ran.len() == sent, "{sent} calls ran {} times", ran.len());
-    }
-    replicas.end()
+    let session = through.endpoint.connect("between").await?;
+    // Who is stopped answers no request to assign it.
+    let held = node::hold(&node::processes("agent", &[namespace])?)?;
+    let death = async {
+        let pod = cluster::eventually("the claim", async || two.sandboxes("between")?.pop().context("no pod")).await?;
+        two.kill(&pod)?;
+        held.end()
+    };
+    let call = patient(&session, "echo x >>/workspace/ran; cat /workspace/ran");
+    let (result, killed) = tokio::join!(call, death);
+    killed?;
+    let result = result?;
+    ensure!(result.stdout == "x\n" && result.session_reset.is_none(), "{result:?}");
+    ensure!(two.sandboxes("between")?.len() == 1, "{:?}", two.sandboxes("between")?);
+    ensure!(session.delete().await? == 204);
+    Ok(())
 }

@@ -135,8 +135,9 @@ echo done
 /// Tried: what a user may do to the user's own processes, done to the agent: its limits by `prlimit`, its processor by
 /// `setpriority`, `sched_setaffinity`, `sched_setscheduler` and `ioprio_set`, signals by each call, and all of it by 32-bit and x32
 /// system calls; then `kill -STOP -1` and `kill -KILL -1`, which name nobody.
+/// And one's own place behind the agent (`SCHED_IDLE`) left for another scheduling policy.
 /// Stopped by: the filter that commands run under, for each calling convention; the agent goes on without the processes that
-/// signals to all reach.
+/// signals to all reach. The kernel lets nobody leave `SCHED_IDLE` without `CAP_SYS_NICE` or a limit that allows it.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_a_user_may_do_to_own_processes() -> Result<()> {
     const PROGRAM: &str = r#"
@@ -148,6 +149,8 @@ attempt("setpriority of the user", lambda: os.setpriority(os.PRIO_USER, 0, 19))
 attempt("setpriority of the group", lambda: os.setpriority(os.PRIO_PGRP, 1, 19))
 attempt("sched_setaffinity", lambda: os.sched_setaffinity(1, os.sched_getaffinity(0)))
 attempt("sched_setscheduler", lambda: os.sched_setscheduler(1, os.SCHED_IDLE, os.sched_param(0)))
+for policy in (os.SCHED_OTHER, os.SCHED_BATCH, os.SCHED_FIFO):
+    attempt(f"own policy {policy}", lambda: os.sched_setscheduler(0, policy, os.sched_param(int(policy == os.SCHED_FIFO))))
 for number in (signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM, signal.SIGCHLD, 0):
     attempt(f"kill {number}", lambda: os.kill(1, number))
 attempt("sigqueue", lambda: call("rt_sigqueueinfo", 1, 15, ctypes.create_string_buffer(128)))

@@ -3,8 +3,11 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use rmcp::model::{CallToolRequestParams, JsonObject, NotificationMetaObject, ProgressNotificationParam};
-use rmcp::service::{NotificationContext, RoleClient, RunningService};
+use rmcp::model::{
+    CallToolRequest, CallToolRequestParams, CallToolResult, CancelledNotificationParam, ClientRequest, JsonObject,
+    NotificationMetaObject, ProgressNotificationParam, ProgressToken, RequestId, ServerResult,
+};
+use rmcp::service::{NotificationContext, Peer, PeerRequestOptions, RequestHandle, RoleClient, RunningService};
 use rmcp::transport::StreamableHttpClientTransport;
 use rmcp::transport::streamable_http_client::StreamableHttpClientTransportConfig;
 use rmcp::{ClientHandler, ServiceError, ServiceExt};
@@ -119,14 +122,17 @@ pub struct Session {
     id: String,
 }
 
+/// A chunk, and the token of the call that wrote it.
+type Notified = (ProgressToken, Chunk);
+
 /// Takes progress notifications for whom it may concern.
 #[derive(Clone, Default)]
 struct Listener {
-    chunks: Arc<Mutex<Option<mpsc::UnboundedSender<Chunk>>>>,
+    chunks: Arc<Mutex<Option<mpsc::UnboundedSender<Notified>>>>,
 }
 
 impl Listener {
-    fn set(&self, sender: Option<mpsc::UnboundedSender<Chunk>>) {
+    fn set(&self, sender: Option<mpsc::UnboundedSender<Notified>>) {
         *self.chunks.lock().unwrap_or_else(PoisonError::into_inner) = sender;
     }
 }
@@ -146,7 +152,7 @@ impl ClientHandler for Listener {
         // A number of bytes: whole, and far below the 2^53 up to which an f64 is exact.
         let end = params.progress as u64;
         // The call that asked may have ended.
-        let _ = sender.send(Chunk { stream, text, end });
+        let _ = sender.send((params.progress_token, Chunk { stream, text, end }));
     }
 }
 
@@ -254,26 +260,7 @@ impl Session {
     ///
     /// When the call ends as a protocol error, or its content does not follow the tool's output schema.
     pub async fn call(&self, arguments: serde_json::Value) -> Result<BashResult, SessionError> {
-        let arguments: JsonObject =
-            serde_json::from_value(arguments).map_err(|error| SessionError::Result(error.to_string()))?;
-        let mut request = CallToolRequestParams::new("bash");
-        request.arguments = Some(arguments);
-        let reply = self.service.call_tool(request).await?;
-        let text = reply
-            .content
-            .iter()
-            .filter_map(|block| block.as_text())
-            .map(|text| text.text.as_str())
-            .collect();
-        let structured = match reply.structured_content {
-            Some(value) => serde_json::from_value(value).map_err(|error| SessionError::Result(error.to_string()))?,
-            None => BashResult::default(),
-        };
-        Ok(BashResult {
-            text,
-            is_error: reply.is_error.unwrap_or(false),
-            ..structured
-        })
+        result_of(self.service.call_tool(request(arguments)?).await?)
     }
 
     /// Calls `bash` with these arguments, and shows its output as it arrives: all of it, each byte once. One call of a
@@ -290,21 +277,36 @@ impl Session {
     ) -> Result<BashResult, E> {
         let (sender, mut chunks) = mpsc::unbounded_channel();
         self.service.service().set(Some(sender));
+        let call = ClientRequest::CallToolRequest(CallToolRequest::new(request(arguments)?));
+        let options = PeerRequestOptions::no_options();
+        let handle = self.service.send_cancellable_request(call, options).await;
+        let handle = handle.map_err(SessionError::from)?;
+        let mut unanswered = Unanswered::new(&handle);
         let mut assembly = Assembly::default();
-        let call = self.call(arguments);
-        tokio::pin!(call);
-        let result = loop {
+        // What an earlier call wrote may be told after its result.
+        let ours = handle.progress_token.clone();
+        let mut add = |(token, chunk): Notified| match token == ours {
+            true => assembly.add(chunk, &mut show),
+            false => Ok(()),
+        };
+        let reply = handle.await_response();
+        tokio::pin!(reply);
+        let reply = loop {
             tokio::select! {
                 biased;
-                Some(chunk) = chunks.recv() => assembly.add(chunk, &mut show)?,
-                result = &mut call => break result,
+                Some(notified) = chunks.recv() => add(notified)?,
+                reply = &mut reply => break reply,
             }
         };
+        unanswered.0 = None;
         self.service.service().set(None);
-        while let Ok(chunk) = chunks.try_recv() {
-            assembly.add(chunk, &mut show)?;
+        while let Ok(notified) = chunks.try_recv() {
+            add(notified)?;
         }
-        let result = result?;
+        let result = match reply.map_err(SessionError::from)? {
+            ServerResult::CallToolResult(reply) => result_of(reply)?,
+            _ => return Err(SessionError::from(ServiceError::UnexpectedResponse).into()),
+        };
         for (stream, text) in assembly.rest(&result.stdout, &result.stderr) {
             if !text.is_empty() {
                 show(stream, text)?;
@@ -327,26 +329,87 @@ impl Session {
     }
 }
 
+/// A call that nobody waits for any more is cancelled, as the SDK does with those that it hands out no token of.
+struct Unanswered(Option<(Peer<RoleClient>, RequestId)>);
+
+impl Unanswered {
+    fn new(handle: &RequestHandle<RoleClient>) -> Self {
+        Self(Some((handle.peer.clone(), handle.id.clone())))
+    }
+}
+
+impl Drop for Unanswered {
+    fn drop(&mut self) {
+        let Some((peer, id)) = self.0.take() else { return };
+        if let Ok(runtime) = tokio::runtime::Handle::try_current() {
+            runtime.spawn(async move {
+                let reason = Some("nobody waits for the result".to_owned());
+                // Without a connection there is nobody to tell.
+                let _ = peer
+                    .notify_cancelled(CancelledNotificationParam::new(Some(id), reason))
+                    .await;
+            });
+        }
+    }
+}
+
+/// The call of `bash` with these arguments.
+fn request(arguments: serde_json::Value) -> Result<CallToolRequestParams, SessionError> {
+    let arguments: JsonObject =
+        serde_json::from_value(arguments).map_err(|error| SessionError::Result(error.to_string()))?;
+    let mut request = CallToolRequestParams::new("bash");
+    request.arguments = Some(arguments);
+    Ok(request)
+}
+
+fn result_of(reply: CallToolResult) -> Result<BashResult, SessionError> {
+    let text = reply
+        .content
+        .iter()
+        .filter_map(|block| block.as_text())
+        .map(|text| text.text.as_str())
+        .collect();
+    let structured = match reply.structured_content {
+        Some(value) => serde_json::from_value(value).map_err(|error| SessionError::Result(error.to_string()))?,
+        None => BashResult::default(),
+    };
+    Ok(BashResult {
+        text,
+        is_error: reply.is_error.unwrap_or(false),
+        ..structured
+    })
+}
+
 #[cfg(test)]
 mod tests {
-    use rmcp::model::{CallToolResponse, ErrorData, ProgressToken};
+    use rmcp::model::{CallToolResponse, ErrorData, NumberOrString};
     use rmcp::service::RequestContext;
     use rmcp::{RoleServer, ServerHandler};
 
     use super::*;
 
-    /// Writes once, and then runs on.
-    struct Endless;
+    /// Writes once, after what it still had to tell of an earlier call, and then runs on until it is cancelled.
+    #[derive(Default)]
+    struct Endless {
+        cancelled: Arc<tokio::sync::Notify>,
+    }
 
     impl ServerHandler for Endless {
+        async fn on_cancelled(&self, _: CancelledNotificationParam, _: NotificationContext<RoleServer>) {
+            self.cancelled.notify_one();
+        }
+
         async fn call_tool(
             &self,
             _request: CallToolRequestParams,
             context: RequestContext<RoleServer>,
         ) -> Result<CallToolResponse, ErrorData> {
             let token: ProgressToken = context.meta.get_progress_token().unwrap();
-            let progress = ProgressNotificationParam::new(token, 1.0).with_message("y");
-            context.peer.notify_progress(progress).await.unwrap();
+            let earlier = ProgressToken(NumberOrString::Number(-1));
+            for (token, text) in [(earlier, "x"), (token, "y")] {
+                let progress = ProgressNotificationParam::new(token, 1.0).with_message(text);
+                context.peer.notify_progress(progress).await.unwrap();
+            }
             std::future::pending().await
         }
     }
@@ -364,9 +427,11 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_reader_that_is_gone_does_not_wait_for_the_command() {
+    async fn a_reader_that_is_gone_was_shown_its_own_call_only_and_does_not_wait_for_it() {
         let (ours, theirs) = tokio::io::duplex(4096);
-        let (service, server) = tokio::join!(Listener::default().serve(ours), Endless.serve(theirs));
+        let endless = Endless::default();
+        let cancelled = endless.cancelled.clone();
+        let (service, server) = tokio::join!(Listener::default().serve(ours), endless.serve(theirs));
         let _server = server.unwrap();
         let nowhere = Endpoint {
             base_url: String::new(),
@@ -387,5 +452,8 @@ mod tests {
             Ended::Unread => {}
             Ended::Call(error) => panic!("{error}"),
         }
+        let patience = Duration::from_secs(60);
+        let told = tokio::time::timeout(patience, cancelled.notified()).await;
+        assert!(told.is_ok(), "the command runs on");
     }
 }

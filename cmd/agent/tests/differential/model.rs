@@ -53,6 +53,13 @@ pub(crate) fn model(home: &Path, calls: &[Call], left: &[Left]) -> Vec<Given> {
             Call::Ended { text, .. } => (text, "130".to_owned()),
             Call::Last { text, status, .. } => (text, status.to_string()),
         };
+        let mut text = text.clone();
+        if let Call::Ended { hang, .. } = call
+            && let Some((trap, _)) = hang.split_once("; ").filter(|(trap, _)| trap.starts_with("trap "))
+        {
+            // It is part of the state of the call's end.
+            text.push_str(&format!("\n{trap}"));
+        }
         let text = text.replace(WAIT_FOR_JOB, &WAIT_FOR_JOB.replace("wait", "__wait"));
         std::fs::write(at('c', index), text).unwrap();
         let (command, stdout, stderr) = (at('c', index), at('o', index), at('e', index));

@@ -1,5 +1,5 @@
-//! Takes an instance down in order: no server that could create sandboxes, then no sandboxes, then the rest by owner
-//! references. The policies stay until the last sandbox is gone.
+//! Takes an instance down in order: no server that could create sandboxes, then no sandboxes, then no proxy that would serve
+//! whoever reaches it, then the rest by owner references. The policies stay until the last sandbox and the last proxy are gone.
 
 use std::time::Duration;
 
@@ -113,17 +113,25 @@ pub struct Remains {
     pub server_pods: usize,
     /// Sandboxes.
     pub sandboxes: usize,
+    /// Pods that the proxy's Deployment should have; 0 when it is gone or not ours.
+    pub proxy_replicas: i32,
+    /// Pods of the proxy.
+    pub proxy_pods: usize,
 }
 
 /// The next step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
     /// Scale the server to nothing.
-    ScaleDown,
+    ScaleServerDown,
     /// Wait until its pods are gone.
     AwaitServer,
     /// Delete the sandboxes and wait until they are gone.
     DeleteSandboxes,
+    /// Scale the proxy to nothing: without its policy it would serve every pod of the cluster.
+    ScaleProxyDown,
+    /// Wait until its pods are gone.
+    AwaitProxy,
     /// Nothing is left: the finalizer goes.
     Finish,
 }
@@ -134,43 +142,35 @@ pub fn next(remains: Remains) -> Step {
     match remains {
         Remains {
             server_replicas: 1.., ..
-        } => Step::ScaleDown,
+        } => Step::ScaleServerDown,
         Remains { server_pods: 1.., .. } => Step::AwaitServer,
         Remains { sandboxes: 1.., .. } => Step::DeleteSandboxes,
+        Remains {
+            proxy_replicas: 1.., ..
+        } => Step::ScaleProxyDown,
+        Remains { proxy_pods: 1.., .. } => Step::AwaitProxy,
         _ => Step::Finish,
     }
 }
 
+/// A Deployment of the instance: the pods that it should have, and those that it has. Nothing of one that is not ours.
+#[derive(Default)]
+struct Workload {
+    replicas: i32,
+    pods: Vec<Pod>,
+}
+
 /// What was found of an instance that is being deleted.
 struct Found {
-    server_replicas: i32,
-    server_pods: Vec<Pod>,
+    server: Workload,
     sandboxes: Vec<Pod>,
+    proxy: Workload,
 }
 
 /// Looks for what is left, not in the caches: what they do not show yet must not outlive the instance.
 async fn find(context: &Context, instance: &CliMcpInstance, namespace: &str) -> Result<Found> {
     let (name, uid) = (instance.name_any(), instance.uid().unwrap_or_default());
-    let server = names::server(&name);
-    let deployments: Api<Deployment> = Api::namespaced(context.client.clone(), namespace);
-    let pods: Api<Pod> = Api::namespaced(context.client.clone(), namespace);
-    let deployment = deployments
-        .get_opt(&server)
-        .await
-        .map_err(Error::api(format!("read Deployment {namespace}/{server}")))?;
-    let left_to_others = deployment
-        .as_ref()
-        .is_some_and(|deployment| !deployment.owner_references().iter().any(|owner| owner.uid == uid));
-    let list = async |component: Component| {
-        let parameters = ListParams::default().labels(&labels::selector_string(&name, component));
-        pods.list(&parameters)
-            .await
-            .map_err(Error::api(format!("list pods of {namespace}/{name}")))
-    };
-    let (mut server_pods, mut sandboxes) = (
-        list(Component::Server).await?.items,
-        list(Component::Sandbox).await?.items,
-    );
+    let mut sandboxes = list(context, namespace, &name, Component::Sandbox).await?;
     sandboxes.retain(|pod| is_owned_by(pod, &uid));
     // Not those that only lost their owner: the garbage collector lets go of an instance's children where it was told to.
     let escaped = escaped::find(&context.client, namespace, instance)
@@ -181,18 +181,57 @@ async fn find(context: &Context, instance: &CliMcpInstance, namespace: &str) -> 
         metadata: pod.metadata,
         ..Pod::default()
     }));
-    server_pods.retain(|pod| is_pod_of_deployment(pod, &server));
-    if left_to_others {
-        server_pods.clear();
-    }
     Ok(Found {
-        server_replicas: deployment
-            .filter(|_| !left_to_others)
-            .and_then(|deployment| deployment.spec?.replicas)
-            .unwrap_or_default(),
-        server_pods,
+        server: workload(context, instance, namespace, &names::server(&name), Component::Server).await?,
         sandboxes,
+        proxy: workload(context, instance, namespace, &names::proxy(&name), Component::Proxy).await?,
     })
+}
+
+async fn list(context: &Context, namespace: &str, instance: &str, component: Component) -> Result<Vec<Pod>> {
+    let pods: Api<Pod> = Api::namespaced(context.client.clone(), namespace);
+    let parameters = ListParams::default().labels(&labels::selector_string(instance, component));
+    let listed = pods.list(&parameters).await;
+    let listed = listed.map_err(Error::api(format!("list pods of {namespace}/{instance}")))?;
+    Ok(listed.items)
+}
+
+async fn workload(
+    context: &Context,
+    instance: &CliMcpInstance,
+    namespace: &str,
+    deployment: &str,
+    component: Component,
+) -> Result<Workload> {
+    let deployments: Api<Deployment> = Api::namespaced(context.client.clone(), namespace);
+    let found = deployments
+        .get_opt(deployment)
+        .await
+        .map_err(Error::api(format!("read Deployment {namespace}/{deployment}")))?;
+    let uid = instance.uid().unwrap_or_default();
+    if let Some(found) = &found
+        && !found.owner_references().iter().any(|owner| owner.uid == uid)
+    {
+        return Ok(Workload::default());
+    }
+    let mut pods = list(context, namespace, &instance.name_any(), component).await?;
+    pods.retain(|pod| is_pod_of_deployment(pod, deployment));
+    let replicas = found.and_then(|found| found.spec?.replicas);
+    Ok(Workload {
+        replicas: replicas.unwrap_or_default(),
+        pods,
+    })
+}
+
+async fn scale_down(context: &Context, namespace: &str, deployment: &str) -> Result<()> {
+    let deployments: Api<Deployment> = Api::namespaced(context.client.clone(), namespace);
+    let parameters = PatchParams {
+        field_manager: Some(names::FIELD_MANAGER.to_owned()),
+        ..PatchParams::default()
+    };
+    let patch = Patch::Merge(json!({"spec": {"replicas": 0}}));
+    ignore_gone(deployments.patch(deployment, &parameters, &patch).await)
+        .map_err(Error::api(format!("scale Deployment {namespace}/{deployment} to 0")))
 }
 
 /// Takes the next step. `None`: nothing is left, and the finalizer may go. The status tells what is waited for, and what
@@ -210,11 +249,7 @@ pub async fn cleanup(context: &Context, instance: &CliMcpInstance) -> Result<Opt
         tell(context, instance, waits, None).await?;
         return Ok(Some(AGAIN));
     }
-    let Found {
-        server_replicas,
-        server_pods,
-        sandboxes,
-    } = match find(context, instance, &namespace).await {
+    let found = match find(context, instance, &namespace).await {
         Ok(found) => found,
         Err(error) => {
             let waits = "Being deleted: what is left of it could not be read";
@@ -222,30 +257,24 @@ pub async fn cleanup(context: &Context, instance: &CliMcpInstance) -> Result<Opt
             return Err(error);
         }
     };
-    let deployments: Api<Deployment> = Api::namespaced(context.client.clone(), &namespace);
     let pods: Api<Pod> = Api::namespaced(context.client.clone(), &namespace);
     let remains = Remains {
-        server_replicas,
-        server_pods: server_pods.len(),
-        sandboxes: sandboxes.len(),
+        server_replicas: found.server.replicas,
+        server_pods: found.server.pods.len(),
+        sandboxes: found.sandboxes.len(),
+        proxy_replicas: found.proxy.replicas,
+        proxy_pods: found.proxy.pods.len(),
     };
     let step = next(remains);
     tracing::info!(namespace, instance = name, ?step, ?remains, "Taking the instance down");
     let mut refused = Vec::new();
     match step {
-        Step::ScaleDown => {
-            let parameters = PatchParams {
-                field_manager: Some(names::FIELD_MANAGER.to_owned()),
-                ..PatchParams::default()
-            };
-            let patch = Patch::Merge(json!({"spec": {"replicas": 0}}));
-            let scaled = ignore_gone(deployments.patch(&server, &parameters, &patch).await)
-                .map_err(Error::api(format!("scale Deployment {namespace}/{server} to 0")));
-            refused.extend(scaled.err());
-        }
-        Step::AwaitServer => {}
+        Step::ScaleServerDown => refused.extend(scale_down(context, &namespace, &server).await.err()),
+        Step::ScaleProxyDown => refused.extend(scale_down(context, &namespace, &names::proxy(&name)).await.err()),
+        Step::AwaitServer | Step::AwaitProxy => {}
         Step::DeleteSandboxes => {
-            for sandbox in sandboxes.iter().filter(|pod| pod.metadata.deletion_timestamp.is_none()) {
+            let staying = found.sandboxes.iter();
+            for sandbox in staying.filter(|pod| pod.metadata.deletion_timestamp.is_none()) {
                 let parameters = DeleteParams::default().preconditions(Preconditions {
                     uid: sandbox.uid(),
                     resource_version: None,
@@ -272,29 +301,22 @@ pub async fn cleanup(context: &Context, instance: &CliMcpInstance) -> Result<Opt
             }
         }
     }
-    tell(
-        context,
-        instance,
-        &waits_for(step, &server_pods, &sandboxes),
-        refused.first(),
-    )
-    .await?;
+    tell(context, instance, &waits_for(step, &found), refused.first()).await?;
     error::first_of(refused)?;
     Ok(Some(AGAIN))
 }
 
 /// What holds a deletion up, for who asks why the instance is still there.
-fn waits_for(step: Step, server_pods: &[Pod], sandboxes: &[Pod]) -> String {
-    match step {
-        Step::ScaleDown | Step::AwaitServer => format!(
-            "Being deleted: waits until the pods of its server are gone{}",
-            named(server_pods)
-        ),
-        Step::DeleteSandboxes => format!("Being deleted: waits until its sandboxes are gone{}", named(sandboxes)),
+fn waits_for(step: Step, found: &Found) -> String {
+    let (what, pods) = match step {
+        Step::ScaleServerDown | Step::AwaitServer => ("the pods of its server are gone", &found.server.pods),
+        Step::DeleteSandboxes => ("its sandboxes are gone", &found.sandboxes),
+        Step::ScaleProxyDown | Step::AwaitProxy => ("the pods of its proxy are gone", &found.proxy.pods),
         Step::Finish => {
-            "Being deleted: waits until its server is taken out of the shared ClusterRoleBinding".to_owned()
+            return "Being deleted: waits until its server is taken out of the shared ClusterRoleBinding".to_owned();
         }
-    }
+    };
+    format!("Being deleted: waits until {what}{}", named(pods))
 }
 
 /// The first of these pods, and how many more there are.
@@ -336,15 +358,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sandboxes_go_only_when_nothing_can_make_another() {
-        let remains = |server_replicas, server_pods, sandboxes| Remains {
-            server_replicas,
-            server_pods,
-            sandboxes,
+    fn sandboxes_go_only_when_nothing_can_make_another_and_the_proxy_when_nobody_is_left_to_use_it() {
+        let mut remains = Remains {
+            server_replicas: 2,
+            server_pods: 2,
+            sandboxes: 5,
+            proxy_replicas: 1,
+            proxy_pods: 1,
         };
-        assert_eq!(next(remains(2, 2, 5)), Step::ScaleDown);
-        assert_eq!(next(remains(0, 1, 5)), Step::AwaitServer);
-        assert_eq!(next(remains(0, 0, 5)), Step::DeleteSandboxes);
-        assert_eq!(next(remains(0, 0, 0)), Step::Finish);
+        assert_eq!(next(remains), Step::ScaleServerDown);
+        remains.server_replicas = 0;
+        assert_eq!(next(remains), Step::AwaitServer);
+        remains.server_pods = 0;
+        assert_eq!(next(remains), Step::DeleteSandboxes);
+        remains.sandboxes = 0;
+        assert_eq!(next(remains), Step::ScaleProxyDown);
+        remains.proxy_replicas = 0;
+        assert_eq!(next(remains), Step::AwaitProxy);
+        remains.proxy_pods = 0;
+        assert_eq!(next(remains), Step::Finish);
     }
 }

@@ -373,7 +373,7 @@ async fn a_claim_that_the_cache_does_not_show_saves_the_sandbox() {
 }
 
 #[tokio::test]
-async fn an_instance_goes_after_its_server_and_its_sandboxes() {
+async fn an_instance_goes_after_its_server_its_sandboxes_and_its_proxy() {
     let server = cluster(json!({"sandbox": {"warmPoolSize": 2}}));
     proxy_answers(&server);
     settle(&server).await;
@@ -385,12 +385,13 @@ async fn an_instance_goes_after_its_server_and_its_sandboxes() {
         json!({"metadata": {"name": "cli-mcp-demo-server", "namespace": "ns", "labels": of_server,
             "ownerReferences": [replica_set("cli-mcp-demo-hash")]}}),
     );
+    let proxy_pod = proxy_pod(&server);
     delete(&server);
     let sandboxes = |server: &FakeServer| {
         server
             .objects()
             .into_keys()
-            .filter(|path| path.starts_with(&format!("{NAMESPACE}/pods/")) && *path != pod)
+            .filter(|path| path.starts_with(&format!("{NAMESPACE}/pods/")) && *path != pod && *path != proxy_pod)
             .count()
     };
     let deployment = "/apis/apps/v1/namespaces/ns/deployments/cli-mcp-demo";
@@ -406,7 +407,22 @@ async fn an_instance_goes_after_its_server_and_its_sandboxes() {
     server.remove(&pod).unwrap();
     once(&server).await.unwrap();
     assert_eq!(sandboxes(&server), 0);
-    assert!(server.get(INSTANCE).is_some(), "the sandboxes were only just deleted");
+    let proxy = "/apis/apps/v1/namespaces/ns/deployments/cli-mcp-demo-proxy";
+    assert_ne!(
+        server.get(proxy).unwrap()["spec"]["replicas"],
+        0,
+        "a sandbox may use it to its end"
+    );
+    once(&server).await.unwrap();
+    assert_eq!(server.get(proxy).unwrap()["spec"]["replicas"], 0);
+    once(&server).await.unwrap();
+    assert!(
+        server.get(INSTANCE).is_some(),
+        "a proxy without its policy serves everybody"
+    );
+    let (_, message) = condition(&server, "Ready");
+    assert!(message.contains("cli-mcp-demo-proxy-hash-1"), "{message}");
+    server.remove(&proxy_pod).unwrap();
     once(&server).await.unwrap();
     assert!(server.get(INSTANCE).is_none());
     let binding = "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings/cli-mcp-auth-delegator";

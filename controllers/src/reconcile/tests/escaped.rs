@@ -55,7 +55,7 @@ async fn an_instance_does_not_go_before_a_sandbox_without_its_labels() {
     let (server, sandbox, copy) = with_a_sandbox().await;
     strip(&server, &sandbox, &["labels", "ownerReferences"]);
     delete(&server);
-    for _ in 0..3 {
+    for _ in 0..4 {
         once(&server).await.unwrap();
     }
     assert!(server.get(INSTANCE).is_none());

@@ -48,7 +48,7 @@ async fn pods_with_the_labels_and_another_owner_are_left_alone() {
     let (_, message) = condition(&server, "Ready");
     assert_eq!(message, "Deployment cli-mcp-demo: 0 of 1 pods are available");
     delete(&server);
-    for _ in 0..3 {
+    for _ in 0..4 {
         once(&server).await.unwrap();
     }
     assert!(server.get(INSTANCE).is_none(), "they do not hold it");

@@ -60,7 +60,7 @@ async fn every_right_is_used() {
     let server =
         cluster(json!({"sandbox": {"warmPoolSize": 1}, "proxy": {"replicas": 2, "targets": [{"type": "kubernetes"}]}}));
     proxy_answers(&server);
-    proxy_pod(&server);
+    let proxy = proxy_pod(&server);
     settle(&server).await;
     // Changed by others, and not to be changed back.
     for path in &children(&server) {
@@ -79,9 +79,11 @@ async fn every_right_is_used() {
     server.put(INSTANCE, instance);
     settle(&server).await;
     delete(&server);
-    for _step in ["the server is scaled down", "the finalizer goes"] {
+    for _step in ["the server is scaled down", "the proxy is scaled down"] {
         once(&server).await.unwrap();
     }
+    server.remove(&proxy);
+    once(&server).await.unwrap();
     assert!(server.get(INSTANCE).is_none());
 
     let asked = server.asked();

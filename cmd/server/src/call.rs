@@ -126,6 +126,7 @@ impl Runner {
                 Attempt::Done(mut result) => {
                     if let Some(used) = &trail.sandbox {
                         self.allocator.end_beside(used, session);
+                        self.unmark(used);
                     }
                     if let Some(reason) = self.tell_loss(trail) {
                         result.session_reset = Some(format!(
@@ -140,6 +141,24 @@ impl Runner {
                 Attempt::Gone(_) => {}
             }
         }
+    }
+
+    /// Takes the mark of an open network off a sandbox that has just run a command: its agent would not have. Left there, it
+    /// would say so again when the sandbox is not ready for any other reason.
+    fn unmark(&self, used: &Sandbox) {
+        let marked = self.cache.read(|store| {
+            store
+                .get(&used.name)
+                .filter(|now| now.uid == used.uid && now.egress_open)
+                .cloned()
+        });
+        let Some(sandbox) = marked else { return };
+        let cluster = self.cluster.clone();
+        tokio::spawn(async move {
+            if let Err(error) = cluster.closed(&sandbox).await {
+                tracing::warn!(pod = %sandbox.name, %error, "Failed to note that a sandbox's network is closed again");
+            }
+        });
     }
 
     /// Why the sandbox that just answered replaces another, if no result has told that yet. This one does.

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cli_mcp_api::labels::{self, Component};
+use cli_mcp_api::v1alpha1::EgressCheck;
 use cli_mcp_sandbox::pod::{Assignment, SandboxTemplate, session_pod_name};
 use cli_mcp_sandbox::token::HmacKey;
 use jiff::Timestamp;
@@ -110,6 +111,12 @@ impl Cluster {
     #[must_use]
     pub fn namespace(&self) -> &str {
         &self.template.namespace
+    }
+
+    /// Whether new sandboxes must prove that their network is closed.
+    #[must_use]
+    pub fn asks_for_proof(&self) -> bool {
+        self.template.egress.check == EgressCheck::Required
     }
 
     /// The pods, for port-forwarding.
@@ -344,6 +351,15 @@ impl Cluster {
     pub async fn told(&self, sandbox: &Sandbox) -> Result<(), ClusterError> {
         self.patch_annotations(sandbox, json!({REPLACES_ANNOTATION: null}))
             .await
+    }
+
+    /// A command has run in it: its network is closed again, if it was open.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::annotate`].
+    pub async fn closed(&self, sandbox: &Sandbox) -> Result<(), ClusterError> {
+        self.patch_annotations(sandbox, json!({labels::EGRESS: null})).await
     }
 
     async fn patch_annotations(&self, sandbox: &Sandbox, annotations: serde_json::Value) -> Result<(), ClusterError> {

@@ -84,6 +84,40 @@ async fn while_one_sandbox_shows_an_open_network_no_other_is_made_or_claimed() {
 }
 
 #[tokio::test]
+async fn a_sandbox_that_runs_a_command_again_loses_the_mark_of_an_open_network() {
+    let cluster = Cluster::start().await;
+    let server = Server::start(&cluster, &[LOCAL]).await;
+    let client = server.client("s1").await;
+    structured(&bash(&client, "echo").await);
+    let name = cluster.pod_of("s1");
+    let mark = |pod: &Value| pod["metadata"]["annotations"]["cli-mcp.redhat.com/egress"].clone();
+    let mut marked = cluster.pod(&name);
+    marked["metadata"]["annotations"]["cli-mcp.redhat.com/egress"] = json!("NotEnforced");
+    cluster.put("pods", marked);
+    let unmarked = async {
+        while !mark(&cluster.pod(&name)).is_null() {
+            structured(&bash(&client, "echo").await);
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    let unmarked = tokio::time::timeout(Duration::from_secs(30), unmarked).await;
+    assert!(unmarked.is_ok(), "it would say so again whenever it is not ready");
+}
+
+#[tokio::test]
+async fn without_the_check_no_mark_of_an_earlier_sandbox_refuses_a_session() {
+    let cluster = Cluster::start().await;
+    in_place(&cluster);
+    cluster.kubelet(Kubelet::StartsOpen);
+    let server = Server::start(&cluster, &PROXY).await;
+    refusal(&bash(&server.client("s1").await, "echo").await);
+    cluster.kubelet(Kubelet::Starts);
+    let unchecked = Server::start(&cluster, &[&PROXY[..], &["--egress-check=Disabled"]].concat()).await;
+    let result = structured(&bash(&unchecked.client("s2").await, "echo x").await);
+    assert_eq!(result["stdout"], "x\n");
+}
+
+#[tokio::test]
 async fn a_gate_that_closes_while_an_earlier_sandbox_goes_lets_no_other_be_made() {
     let cluster = Cluster::start().await;
     in_place(&cluster);

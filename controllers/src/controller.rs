@@ -3,10 +3,12 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use cli_mcp_api::v1alpha1::CliMcpInstance;
 use futures::StreamExt;
 use kube::api::{ApiResource, DynamicObject};
 use kube::core::{NamespaceResourceScope, Resource};
 use kube::runtime::controller::{Config, applier};
+use kube::runtime::reflector::ObjectRef;
 use kube::{Api, Client};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -169,7 +171,11 @@ impl Controller {
                 .open(&caches.instances)
                 .take_until(shutdown.clone().cancelled_owned());
             let config = Config::default().concurrency(CONCURRENCY).debounce(DEBOUNCE);
-            let reconciler = |instance, context| Box::pin(reconcile(instance, context));
+            let (at_start, for_gone) = (trigger.clone(), trigger);
+            let reconciler = move |instance: Arc<CliMcpInstance>, context| {
+                at_start.begins(&ObjectRef::from_obj(&*instance));
+                Box::pin(reconcile(instance, context))
+            };
             applier(
                 reconciler,
                 error_policy,
@@ -178,12 +184,17 @@ impl Controller {
                 queue,
                 config,
             )
-            .for_each(|outcome| async move {
+            .for_each(move |outcome| {
                 match outcome {
+                    Ok(_) => {}
                     // It went after something of it asked for a reconcile.
-                    Ok(_) | Err(kube::runtime::controller::Error::ObjectNotFound(_)) => {}
+                    Err(kube::runtime::controller::Error::ObjectNotFound(gone)) => {
+                        for_gone
+                            .begins(&ObjectRef::new(&gone.name).within(gone.namespace.as_deref().unwrap_or_default()));
+                    }
                     Err(error) => tracing::debug!(%error, "Reconcile did not complete"),
                 }
+                std::future::ready(())
             })
         });
         futures::future::join_all(appliers).await;

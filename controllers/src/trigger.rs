@@ -1,7 +1,8 @@
 //! What the watches ask to be reconciled, and to whom: nobody while this replica does not lead.
 
+use std::collections::HashSet;
 use std::convert::Infallible;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use cli_mcp_api::v1alpha1::CliMcpInstance;
 use futures::channel::mpsc::{UnboundedReceiver, UnboundedSender, unbounded};
@@ -12,19 +13,38 @@ type Request = Result<ReconcileRequest<CliMcpInstance>, Infallible>;
 
 /// What asks for reconciles. Clones ask the same queue.
 #[derive(Clone, Default)]
-pub struct Trigger(Arc<OnceLock<UnboundedSender<Request>>>);
+pub struct Trigger(Arc<Shared>);
+
+#[derive(Default)]
+struct Shared {
+    queue: OnceLock<UnboundedSender<Request>>,
+    /// Instances that were asked for and whose reconcile has not begun. The scheduler begins the time of its debounce anew with
+    /// each request: under steady changes it would never be over.
+    waiting: Mutex<HashSet<ObjectRef<CliMcpInstance>>>,
+}
 
 /// The reconciles that were asked for. kube's scheduler reads it at once and keeps one request an instance.
 pub type Queue = UnboundedReceiver<Request>;
 
 impl Trigger {
     /// Asks for the reconcile of an instance. While nobody reconciles this does nothing: a replica that stands by for
-    /// weeks would keep every change of these weeks.
+    /// weeks would keep every change of these weeks. Nor does it where a reconcile is about to begin.
     pub fn ask(&self, instance: ObjectRef<CliMcpInstance>) {
-        if let Some(queue) = self.0.get() {
+        if let Some(queue) = self.0.queue.get()
+            && self.waiting().insert(instance.clone())
+        {
             // The receiver is gone only at shutdown.
             let _ = queue.unbounded_send(Ok(instance.into()));
         }
+    }
+
+    /// The reconcile of an instance begins, or there is none to reconcile: what changes from now on asks again.
+    pub fn begins(&self, instance: &ObjectRef<CliMcpInstance>) {
+        self.waiting().remove(instance);
+    }
+
+    fn waiting(&self) -> std::sync::MutexGuard<'_, HashSet<ObjectRef<CliMcpInstance>>> {
+        self.0.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The queue from now on, with every instance in it. A watch stores an object before it asks: what it has asked for
@@ -33,7 +53,7 @@ impl Trigger {
     pub fn open(&self, instances: &Store<CliMcpInstance>) -> Queue {
         let (sender, queue) = unbounded();
         // Opened once, at the takeover: a second queue would get nothing.
-        let _ = self.0.set(sender);
+        let _ = self.0.queue.set(sender);
         instances
             .state()
             .iter()
@@ -75,7 +95,15 @@ mod tests {
         let mut all = waiting(&mut queue);
         all.sort();
         assert_eq!(all, ["a", "b"]);
-        of_a_watch.ask(ObjectRef::new("a").within("ns"));
+        let instance = ObjectRef::new("a").within("ns");
+        trigger.begins(&instance);
+        of_a_watch.ask(instance.clone());
+        assert_eq!(waiting(&mut queue), ["a"]);
+        // Until that reconcile begins, others ask for the same.
+        of_a_watch.ask(instance.clone());
+        assert!(waiting(&mut queue).is_empty());
+        trigger.begins(&instance);
+        of_a_watch.ask(instance);
         assert_eq!(waiting(&mut queue), ["a"]);
     }
 }

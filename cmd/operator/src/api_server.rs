@@ -64,7 +64,7 @@ pub async fn address(client: &Client) -> Result<SocketAddr, ApiServerError> {
         Place::Address(address) => Ok(address),
         Place::Name(name, port) => {
             let found = tokio::net::lookup_host((name.as_str(), port)).await;
-            let address = first(&name, found)?;
+            let address = least(&name, found)?;
             tracing::info!(host, %address, "Resolved KUBERNETES_SERVICE_HOST once: another address is taken at the next start");
             Ok(address)
         }
@@ -83,8 +83,9 @@ fn place(host: &str, port: &str) -> Result<Place, ApiServerError> {
     })
 }
 
-fn first(host: &str, found: std::io::Result<impl Iterator<Item = SocketAddr>>) -> Result<SocketAddr, ApiServerError> {
-    let reason = match found.map(|mut addresses| addresses.next()) {
+/// The least of them: resolvers give them in changing order, and another address is another template of all sandboxes.
+fn least(host: &str, found: std::io::Result<impl Iterator<Item = SocketAddr>>) -> Result<SocketAddr, ApiServerError> {
+    let reason = match found.map(Iterator::min) {
         Ok(Some(address)) => return Ok(address),
         Ok(None) => "the answer is empty".to_owned(),
         Err(error) => error.to_string(),
@@ -131,16 +132,20 @@ mod tests {
     }
 
     #[test]
-    fn the_first_address_of_a_name_is_taken() {
-        let found = ["192.0.2.1:443", "[2001:db8::1]:443"].map(|text| text.parse().unwrap());
-        assert_eq!(first("api.example", Ok(found.into_iter())).unwrap(), found[0]);
+    fn the_same_address_of_a_name_is_taken_in_whatever_order_they_come() {
+        let mut found = ["192.0.2.1:443", "192.0.2.2:443"].map(|text| text.parse().unwrap());
+        for _ in 0..2 {
+            let least = least("api.example", Ok(found.into_iter())).unwrap();
+            assert_eq!(least.to_string(), "192.0.2.1:443");
+            found.reverse();
+        }
     }
 
     #[test]
     fn a_name_without_an_address_ends_in_one_line_that_says_what_to_do() {
-        let none = first("api.example", Ok(std::iter::empty()));
+        let none = least("api.example", Ok(std::iter::empty()));
         let failed: std::io::Result<std::iter::Empty<_>> = Err(std::io::Error::other("no such host"));
-        for error in [none, first("api.example", failed)] {
+        for error in [none, least("api.example", failed)] {
             let line = error.unwrap_err().to_string();
             for part in ["KUBERNETES_SERVICE_HOST", "api.example", "set it to the address"] {
                 assert!(line.contains(part), "{part} is not in {line}");

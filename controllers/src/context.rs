@@ -72,8 +72,10 @@ impl Memory {
 /// What is remembered of a pool.
 #[derive(Default)]
 pub struct PoolMemory {
-    /// Its failures.
+    /// Its failures, of sandboxes that were built from this.
     pub backoff: Backoff,
+    /// Hash of what it was last built from: with another, earlier failures say nothing.
+    pub built_from: Option<String>,
     /// Sandboxes that were created and that the cache may not show yet.
     pub expected: Expected,
 }

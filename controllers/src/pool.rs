@@ -97,6 +97,7 @@ pub struct Plan {
 pub struct Backoff {
     failures: u32,
     until: Option<Timestamp>,
+    last: Option<Timestamp>,
     /// What the last failure was.
     pub reason: Option<String>,
 }
@@ -109,7 +110,14 @@ impl Backoff {
             .min(LONGEST_PAUSE);
         self.failures = self.failures.saturating_add(1);
         self.until = now.checked_add(pause).ok();
+        self.last = Some(now);
         self.reason = Some(reason);
+    }
+
+    /// Whether the last failure was before this.
+    #[must_use]
+    pub fn is_before(&self, time: Timestamp) -> bool {
+        self.last.is_some_and(|last| last < time)
     }
 
     /// Time that is left of the pause.

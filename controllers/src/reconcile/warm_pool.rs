@@ -53,6 +53,7 @@ pub(super) async fn keep(
         gate_open,
     };
     let now = Timestamp::now();
+    forget_other_failures(context, validated, spec_hash.as_deref(), sandboxes);
     let mut plan = planned(context, validated, &wanted, sandboxes, now, followup).await;
     if let Some(sandbox) = &plan.unexplained {
         match sandboxes::latest_warning(&context.client, &validated.namespace, sandbox).await {
@@ -111,6 +112,22 @@ pub(super) async fn keep(
         .or(refused)
         .or(last_failure);
     state
+}
+
+/// Failures count no longer once their cause is gone: what sandboxes are built from has changed, or one that was made later is
+/// ready, in the pool or taken from it.
+fn forget_other_failures(context: &Context, validated: &Validated, spec_hash: Option<&str>, sandboxes: &[Sandbox]) {
+    let Some(spec_hash) = spec_hash else { return };
+    let built_from = format!("{spec_hash} {}", validated.mounts_hash);
+    let mut memory = context.memory();
+    let pool = memory.pools.entry(validated.owner.uid.clone()).or_default();
+    let is_mended = sandboxes
+        .iter()
+        .any(|sandbox| sandbox.ready && sandbox.spec_hash == spec_hash && pool.backoff.is_before(sandbox.created));
+    if is_mended || pool.built_from.as_ref() != Some(&built_from) {
+        pool.backoff = pool::Backoff::default();
+        pool.built_from = Some(built_from);
+    }
 }
 
 /// The plan, made from the cache; from one LIST where the cache does not show in time what was created, and the pool would
@@ -175,6 +192,7 @@ async fn delete(context: &Context, validated: &Validated, plan: &Plan, followup:
     }
 }
 
+/// Creates them in batches that double, and no more once one was refused: what refuses one refuses all, mostly.
 async fn create(
     client: &Client,
     validated: &Validated,
@@ -182,9 +200,19 @@ async fn create(
     key: &HmacKey,
     number: usize,
 ) -> Vec<kube::Result<String>> {
-    let creations = (0..number).map(|_| sandboxes::create(client, validated, template, key));
-    stream::iter(creations)
-        .buffer_unordered(CONCURRENT_SANDBOXES)
-        .collect()
-        .await
+    let mut created = Vec::new();
+    let mut batch = 1;
+    while created.len() < number && created.iter().all(Result::is_ok) {
+        let creations = (created.len()..number)
+            .take(batch)
+            .map(|_| sandboxes::create(client, validated, template, key));
+        created.extend(
+            stream::iter(creations)
+                .buffer_unordered(CONCURRENT_SANDBOXES)
+                .collect::<Vec<_>>()
+                .await,
+        );
+        batch *= 2;
+    }
+    created
 }

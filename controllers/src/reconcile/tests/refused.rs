@@ -24,6 +24,38 @@ async fn a_stamp_that_is_refused_holds_up_nothing_else() {
 }
 
 #[tokio::test]
+async fn a_refused_sandbox_is_tried_once_a_pause_and_the_whole_pool_at_once_with_another_spec() {
+    let server = cluster(json!({"sandbox": {"warmPoolSize": 50}}));
+    proxy_answers(&server);
+    server.refuse(&format!("POST {NAMESPACE}/pods"));
+    for _ in 0..12 {
+        once(&server).await.unwrap();
+    }
+    let context = context(&server);
+    server.take_writes();
+    for _ in 0..2 {
+        reconcile(instance(&server), context.clone()).await.unwrap();
+    }
+    let tried = server.take_writes();
+    assert_eq!(
+        tried
+            .iter()
+            .filter(|write| write.starts_with("POST") && write.ends_with("/pods"))
+            .count(),
+        1
+    );
+    assert_eq!(condition(&server, "WarmPoolReady").0, "WarmPoolUnhealthy");
+
+    server.refuse("nothing");
+    let mut mended = server.get(INSTANCE).unwrap();
+    mended["spec"]["sandbox"]["image"] = json!("localhost/mended:1");
+    server.put(INSTANCE, mended);
+    reconcile(instance(&server), context).await.unwrap();
+    assert_eq!(pods(&server).len(), 50);
+    assert_eq!(condition(&server, "WarmPoolReady").0, "WarmPoolNotReady");
+}
+
+#[tokio::test]
 async fn a_session_whose_end_is_refused_holds_up_no_other() {
     let server = cluster(json!({"sandbox": {"warmPoolSize": 2}}));
     proxy_answers(&server);

@@ -215,6 +215,7 @@ fn no_trap_of_a_state_that_is_not_on_record_runs_a_list_on() {
 #[test]
 fn nothing_runs_on_after_a_child_that_ignores_interrupts_or_was_stopped() {
     let agent = Agent::start();
+    let is_5_3 = agent.out("echo ${BASH_VERSINFO[*]:0:2}") == "5 3\n";
     for command in [
         "env --ignore-signal=INT sleep 99; touch ~/after",
         "env --ignore-signal=INT --ignore-signal=QUIT sleep 99 </dev/null; touch ~/after",
@@ -235,6 +236,14 @@ fn nothing_runs_on_after_a_child_that_ignores_interrupts_or_was_stopped() {
         assert_eq!(result.exit_code, 124, "{command}");
         agent.until_quiet();
         assert!(!agent.home.path().join("after").exists(), "{command}");
-        assert_eq!(agent.run("echo $PWD $X; set +m").stdout, "/usr 1\n", "{command}");
+        let next = agent.run("echo $PWD $X; set +m");
+        // There bash 5.3 does not come to save what the call has set, and the next result says so.
+        if is_5_3 && command.starts_with("x=$(") {
+            let told = next.session_reset.unwrap_or_default();
+            assert!(told.contains("and what it changed of these is lost"), "{told}");
+            assert_eq!(next.stdout, "/usr 0\n");
+        } else {
+            assert_eq!(next.stdout, "/usr 1\n", "{command}");
+        }
     }
 }

@@ -123,22 +123,6 @@ impl Shell {
             .iter()
             .filter_map(|(name, _)| name.to_str().map(str::to_owned))
             .collect();
-        let exit_trap = script::exit_trap(&holder.path(Slot::ExitScript), &holder.path(Slot::Snapshot));
-        let exit_script = memory_file(script::exit_script(&holder.path(Slot::Script)).as_bytes())?;
-        let text = match state {
-            Some(state) => state.restore_script(&inherited, &exit_trap),
-            None => snapshot::startup_script(&origin.directory, &exit_trap),
-        };
-        let script = memory_file(&text)?;
-        holder
-            .put(&[
-                (Slot::Script, &script),
-                (Slot::Snapshot, &state_write),
-                (Slot::ExitScript, &exit_script),
-                (Slot::Status, &status_write),
-                (Slot::Control, &control_read),
-            ])
-            .await?;
         let own_score = std::fs::read_to_string("/proc/self/oom_score_adj").ok();
         let own_score: i32 = own_score.and_then(|text| text.trim().parse().ok()).unwrap_or(0);
         let quiet = state.is_some_and(Snapshot::aliases_keywords);
@@ -158,6 +142,13 @@ impl Shell {
             behind_the_agent: origin.behind_the_agent,
             filter,
         })?;
+        let exit_trap = script::exit_trap(pid, &holder.path(Slot::ExitScript), &holder.path(Slot::Snapshot));
+        let exit_script = memory_file(script::exit_script(&holder.path(Slot::Script)).as_bytes())?;
+        let text = match state {
+            Some(state) => state.restore_script(&inherited, &exit_trap),
+            None => snapshot::startup_script(&origin.directory, &exit_trap),
+        };
+        let script = memory_file(&text)?;
         let mut shell = Self {
             pid,
             exit: reaper.watch(pid),
@@ -181,6 +172,15 @@ impl Shell {
             traps: None,
             echo: Echo::of(&exit_trap),
         };
+        holder
+            .put(&[
+                (Slot::Script, &script),
+                (Slot::Snapshot, &state_write),
+                (Slot::ExitScript, &exit_script),
+                (Slot::Status, &shell.status_write),
+                (Slot::Control, &shell.control_read),
+            ])
+            .await?;
         let nonce = Nonce::new();
         shell.write(&script::startup(
             &nonce,

@@ -323,11 +323,12 @@ pub fn snapshot(
 }
 
 /// The trap that saves the state of a shell that ends itself (case 38). Its redirections come before all else, so that
-/// neither a trace nor a DEBUG trap is heard. The DEBUG trap is asked for here, since bash keeps it from what it sources.
+/// neither a trace nor a DEBUG trap is heard. The DEBUG trap is asked for here, since bash keeps it from what it sources. A
+/// command may put the trap back in a subshell or give it to another bash (`eval "$(trap -p EXIT)"`): there it does nothing.
 #[must_use]
-pub fn exit_trap(script: &str, output: &str) -> String {
+pub fn exit_trap(shell: i32, script: &str, output: &str) -> String {
     with_own_names(&format!(
-        "{EXIT_TRAP_HEAD}X=$? {ENTER_POSIX}; \\trap -p DEBUG; \\. {script}; }} </dev/null >{output} 2>/dev/null"
+        "{EXIT_TRAP_HEAD}X=$? {ENTER_POSIX}; [[ $BASHPID != {shell} ]] || {{ \\trap -p DEBUG; \\. {script}; }}; }} </dev/null >{output} 2>/dev/null"
     ))
 }
 

@@ -123,9 +123,9 @@ pub(super) fn report_here(nonce: &Nonce, hazards: &Hazards, asked: Asked, channe
     if hazards.time_unusable {
         // The error's message shows the expression; the rest of the line is discarded.
         let nonce = spelled(nonce);
-        return format!("_=$(({ERROR_MARK}{nonce} ${{PIPESTATUS[0]}}{FIELD}$-{FIELD}$PWD{FIELD}))");
+        return format!("_=$(({ERROR_MARK}{nonce} ${{PIPESTATUS[0]}}{FIELD}$-{FIELD}${{PWD-}}{FIELD}))");
     }
-    let mut line = format!("TIMEFORMAT=\"${{PIPESTATUS[0]}}{FIELD}$-{FIELD}$PWD");
+    let mut line = format!("TIMEFORMAT=\"${{PIPESTATUS[0]}}{FIELD}$-{FIELD}${{PWD-}}");
     for name in STASHED {
         let _ = write!(line, "{FIELD}${{{name}:+${{{name}@Q}}}}");
     }

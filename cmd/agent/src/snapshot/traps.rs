@@ -87,7 +87,7 @@ mod tests {
 
     #[test]
     fn only_the_users_traps_are_read() {
-        let own = quote(&exit_trap("/proc/9/fd/15", "/proc/9/fd/14"));
+        let own = quote(&exit_trap(7, "/proc/9/fd/15", "/proc/9/fd/14"));
         let wait = quote(WAIT_TRAP);
         let listing = format!(
             "noise\ntrap -- {own} EXIT\ntrap -- {wait} SIGSTKFLT\ntrap -- - HUP\n\

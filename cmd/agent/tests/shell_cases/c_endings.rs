@@ -7,6 +7,34 @@ const SHOW: &str = "echo $K $PWD $PLAIN; f";
 const SHOWN: &str = "1 /usr a b\nF\n";
 
 #[test]
+fn the_trap_that_saves_the_state_does_nothing_in_another_shell() {
+    let agent = Agent::start();
+    agent.out("X=1; cd /usr");
+    for command in [
+        "(X=9; cd /tmp; old=$(trap -p EXIT); trap 'echo cleanup' EXIT; eval \"$old\"; echo body)",
+        "bash -c \"$(trap -p EXIT); X=9; cd /tmp; echo body; exit 3\"",
+        "(X=9; cd /tmp; eval \"$(trap -p)\"; echo body; exit 0) & wait",
+    ] {
+        // Longer than a shell has that saves its state.
+        let result = agent.run(&format!("{command}; sleep 4; echo done"));
+        assert_eq!(
+            (result.stdout.as_str(), result.exit_code),
+            ("body\ndone\n", 0),
+            "{command}"
+        );
+        assert_eq!(agent.run(&format!("{command}; exit 4")).exit_code, 4, "{command}");
+        assert_eq!(agent.out("echo $X $PWD"), "1 /usr\n", "{command}");
+    }
+}
+
+#[test]
+fn a_status_is_told_without_a_working_directory_in_a_variable() {
+    let agent = Agent::start();
+    assert_eq!(agent.run("set -u; unset PWD; (exit 4)").exit_code, 4);
+    assert_eq!(agent.run("set -u; unset PWD; true").exit_code, 0);
+}
+
+#[test]
 fn case_038_exit() {
     let agent = Agent::start();
     agent.out(STATE);

@@ -1,6 +1,8 @@
 //! The attacker's own sandbox as an object of the cluster that it runs in: with a credential that may write pods and policies
 //! there, it changes what operator and server know it by.
 
+use std::time::{Duration, Instant};
+
 use anyhow::{Context, Result, ensure};
 use cli_mcp_attack::arena::{self, arena};
 use cli_mcp_attack::liar::LIAR;
@@ -15,11 +17,17 @@ fn field(namespace: &str, pod: &str, path: &str) -> Result<String> {
     kubectl::ok(&["-n", namespace, "get", "pod", pod, "--ignore-not-found", "-o", &path])
 }
 
-/// The session patches the metadata of its own pod, by the cluster's API and its own credential. It may be ended before it has
-/// its answer.
+/// How long new sessions are begun beside the sandbox that marks itself.
+const TRIED_FOR: Duration = Duration::from_secs(60);
+
+/// The command by which a session patches the metadata of its own pod, by the cluster's API and its own credential.
+fn patch(namespace: &str, metadata: &str) -> String {
+    format!("kubectl -n {namespace} patch pod $(hostname) --type=merge -p '{{\"metadata\":{metadata}}}'")
+}
+
+/// The session does. It may be ended before it has its answer.
 async fn patch_own(session: &Session, namespace: &str, metadata: &str) -> Result<()> {
-    let patch = format!("kubectl -n {namespace} patch pod $(hostname) --type=merge -p '{{\"metadata\":{metadata}}}'");
-    let result = session.bash(&patch).await?;
+    let result = session.bash(&patch(namespace, metadata)).await?;
     ensure!(
         result.exit_code == Some(0) || result.is_error,
         "the control: the credential may not change pods: {result:?}"
@@ -118,8 +126,9 @@ async fn offering_ones_own_sandbox_to_the_next() -> Result<()> {
 
 /// Tried: with the same credential, marking one's own sandbox as one with an open network, and keeping it from being ready, so
 /// that no new session starts.
-/// Stopped by: nothing keeps new sessions from being refused meanwhile, see "What is not prevented". Sessions that run go on,
-/// and the end of the marked one ends it.
+/// Stopped by: the agent, which runs before the commands and takes probes as they come; the server, which takes the mark off when the
+/// sandbox runs a command. Where a sandbox is not ready all the same, new sessions are refused meanwhile, see "What is not
+/// prevented": sessions that run go on, and the end of the marked one ends it.
 #[tokio::test(flavor = "multi_thread")]
 async fn marking_ones_own_sandbox_as_open() -> Result<()> {
     let (apart, _guard) = arena::apart().await?;
@@ -127,24 +136,23 @@ async fn marking_ones_own_sandbox_as_open() -> Result<()> {
     victim.bash("kept=$$").await?;
     let marker = apart.session("marker").await?;
     let pod = marker.bash("hostname").await?.stdout;
-    patch_own(
-        &marker,
+    // The mark goes with each call that its sandbox serves: it is made behind their back, again and again.
+    let mark = patch(
         &apart.namespace,
         r#"{"annotations":{"cli-mcp.redhat.com/egress":"NotEnforced"}}"#,
-    )
-    .await?;
-    marker.bash(LIAR).await?;
-    cluster::eventually("the control: the mark of a sandbox that is not ready", async || {
-        let ready = field(&apart.namespace, pod.trim(), ".status.containerStatuses[0].ready")?;
-        ensure!(ready == "false", "{ready}");
-        let refused = apart.endpoint.connect("refused").await?.bash("true").await?;
+    );
+    let marks = format!("(for _ in {{1..60}}; do sleep 3; {mark}; done) >/dev/null 2>&1 &");
+    marker.bash(&format!("{LIAR}{marks}")).await?;
+    // The agent runs before the liars, so that they may never get so far. Where they do, who is refused is told by whom.
+    let end = Instant::now() + TRIED_FOR;
+    while Instant::now() < end {
+        let begun = apart.endpoint.connect("refused").await?.bash("true").await?;
         ensure!(
-            refused.is_error && refused.text.contains(pod.trim()),
-            "a session begins, or it is not told why not: {refused:?}"
+            begun.exit_code == Some(0) || begun.is_error && begun.text.contains(pod.trim()),
+            "a session neither begins nor is told why not: {begun:?}"
         );
-        Ok(())
-    })
-    .await?;
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    }
     let result = victim.bash("[ \"$kept\" = $$ ] && echo well").await?;
     ensure!(result.stdout == "well\n", "the victim suffers: {result:?}");
     ensure!(marker.delete().await? == 204);

@@ -7,15 +7,11 @@ use jiff::Timestamp;
 
 use crate::sandboxes::Sandbox;
 
+mod backoff;
 mod expected;
 
+pub use backoff::Backoff;
 pub use expected::Expected;
-
-/// The first pause after a failure; each further failure doubles it.
-const FIRST_PAUSE: Duration = Duration::from_secs(10);
-
-/// The longest pause.
-const LONGEST_PAUSE: Duration = Duration::from_secs(300);
 
 /// How long a sandbox may be not ready, or stay when it should be gone, before that is told and, where it may help, another
 /// is tried in its place.
@@ -90,43 +86,6 @@ pub struct Plan {
     pub unexplained: Option<Sandbox>,
     /// A sandbox failed: the pool must pause.
     pub failed: bool,
-}
-
-/// Consecutive failures of a pool.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Backoff {
-    failures: u32,
-    until: Option<Timestamp>,
-    last: Option<Timestamp>,
-    /// What the last failure was.
-    pub reason: Option<String>,
-}
-
-impl Backoff {
-    /// Counts a failure.
-    pub fn fail(&mut self, now: Timestamp, reason: String) {
-        let pause = FIRST_PAUSE
-            .saturating_mul(1 << self.failures.min(10))
-            .min(LONGEST_PAUSE);
-        self.failures = self.failures.saturating_add(1);
-        self.until = now.checked_add(pause).ok();
-        self.last = Some(now);
-        self.reason = Some(reason);
-    }
-
-    /// Whether the last failure was before this.
-    #[must_use]
-    pub fn is_before(&self, time: Timestamp) -> bool {
-        self.last.is_some_and(|last| last < time)
-    }
-
-    /// Time that is left of the pause.
-    #[must_use]
-    pub fn pause(&self, now: Timestamp) -> Option<Duration> {
-        self.until
-            .and_then(|until| Duration::try_from(until.duration_since(now)).ok())
-            .filter(|left| !left.is_zero())
-    }
 }
 
 /// Plans the pool.

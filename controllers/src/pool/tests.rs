@@ -440,14 +440,3 @@ proptest! {
         prop_assert!(plan.create == 0 && plan.delete.is_empty());
     }
 }
-
-#[test]
-fn what_was_made_after_a_failure_tells_that_its_cause_is_gone() {
-    let failed: Timestamp = "2026-01-01T00:00:10.5Z".parse().unwrap();
-    let mut backoff = Backoff::default();
-    assert!(!backoff.is_before(failed), "there was none");
-    backoff.fail(failed, "quota".to_owned());
-    for (created, is_later) in [("2026-01-01T00:00:10Z", false), ("2026-01-01T00:00:11Z", true)] {
-        assert_eq!(backoff.is_before(created.parse().unwrap()), is_later, "{created}");
-    }
-}

@@ -4,16 +4,16 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use rmcp::model::{
-    CallToolRequest, CallToolRequestParams, CallToolResult, CancelledNotificationParam, ClientRequest, JsonObject,
-    NotificationMetaObject, ProgressNotificationParam, ProgressToken, RequestId, ServerResult,
+    CallToolRequest, ClientRequest, NotificationMetaObject, ProgressNotificationParam, ProgressToken, ServerResult,
 };
-use rmcp::service::{NotificationContext, Peer, PeerRequestOptions, RequestHandle, RoleClient, RunningService};
+use rmcp::service::{NotificationContext, PeerRequestOptions, RoleClient, RunningService};
 use rmcp::transport::StreamableHttpClientTransport;
 use rmcp::transport::streamable_http_client::StreamableHttpClientTransportConfig;
 use rmcp::{ClientHandler, ServiceError, ServiceExt};
-use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
 
+pub use crate::call::BashResult;
+use crate::call::{Unanswered, request, result_of};
 use crate::cause;
 use crate::stream::{Assembly, Chunk, STREAM_META, Stream};
 
@@ -82,36 +82,6 @@ impl SessionError {
             Self::Result(_) => FailedCall::Wrong,
         }
     }
-}
-
-/// What `bash` returned.
-#[derive(Clone, Debug, Default, Deserialize, Serialize)]
-pub struct BashResult {
-    /// Standard output of the command.
-    #[serde(default)]
-    pub stdout: String,
-    /// Standard error of the command.
-    #[serde(default)]
-    pub stderr: String,
-    /// Exit status; absent when the command never ran.
-    pub exit_code: Option<i32>,
-    /// Milliseconds the command took.
-    #[serde(default)]
-    pub duration_ms: u64,
-    /// The command was ended by its timeout.
-    #[serde(default)]
-    pub timed_out: bool,
-    /// Output was cut.
-    #[serde(default)]
-    pub truncated: bool,
-    /// The session was reset since the last call.
-    pub session_reset: Option<String>,
-    /// Text content of the tool result.
-    #[serde(skip)]
-    pub text: String,
-    /// The tool result is an error.
-    #[serde(skip)]
-    pub is_error: bool,
 }
 
 /// A connected session.
@@ -298,7 +268,7 @@ impl Session {
                 reply = &mut reply => break reply,
             }
         };
-        unanswered.0 = None;
+        unanswered.is_answered();
         self.service.service().set(None);
         while let Ok(notified) = chunks.try_recv() {
             add(notified)?;
@@ -329,60 +299,9 @@ impl Session {
     }
 }
 
-/// A call that nobody waits for any more is cancelled, as the SDK does with those that it hands out no token of.
-struct Unanswered(Option<(Peer<RoleClient>, RequestId)>);
-
-impl Unanswered {
-    fn new(handle: &RequestHandle<RoleClient>) -> Self {
-        Self(Some((handle.peer.clone(), handle.id.clone())))
-    }
-}
-
-impl Drop for Unanswered {
-    fn drop(&mut self) {
-        let Some((peer, id)) = self.0.take() else { return };
-        if let Ok(runtime) = tokio::runtime::Handle::try_current() {
-            runtime.spawn(async move {
-                let reason = Some("nobody waits for the result".to_owned());
-                // Without a connection there is nobody to tell.
-                let _ = peer
-                    .notify_cancelled(CancelledNotificationParam::new(Some(id), reason))
-                    .await;
-            });
-        }
-    }
-}
-
-/// The call of `bash` with these arguments.
-fn request(arguments: serde_json::Value) -> Result<CallToolRequestParams, SessionError> {
-    let arguments: JsonObject =
-        serde_json::from_value(arguments).map_err(|error| SessionError::Result(error.to_string()))?;
-    let mut request = CallToolRequestParams::new("bash");
-    request.arguments = Some(arguments);
-    Ok(request)
-}
-
-fn result_of(reply: CallToolResult) -> Result<BashResult, SessionError> {
-    let text = reply
-        .content
-        .iter()
-        .filter_map(|block| block.as_text())
-        .map(|text| text.text.as_str())
-        .collect();
-    let structured = match reply.structured_content {
-        Some(value) => serde_json::from_value(value).map_err(|error| SessionError::Result(error.to_string()))?,
-        None => BashResult::default(),
-    };
-    Ok(BashResult {
-        text,
-        is_error: reply.is_error.unwrap_or(false),
-        ..structured
-    })
-}
-
 #[cfg(test)]
 mod tests {
-    use rmcp::model::{CallToolResponse, ErrorData, NumberOrString};
+    use rmcp::model::{CallToolRequestParams, CallToolResponse, CancelledNotificationParam, ErrorData, NumberOrString};
     use rmcp::service::RequestContext;
     use rmcp::{RoleServer, ServerHandler};
 

@@ -153,6 +153,12 @@ async fn marking_ones_own_sandbox_as_open() -> Result<()> {
         );
         tokio::time::sleep(Duration::from_secs(1)).await;
     }
+    let marked = field(
+        &apart.namespace,
+        pod.trim(),
+        r".metadata.annotations.cli-mcp\.redhat\.com/egress",
+    )?;
+    ensure!(marked == "NotEnforced", "the control: the mark of its own: {marked:?}");
     let result = victim.bash("[ \"$kept\" = $$ ] && echo well").await?;
     ensure!(result.stdout == "well\n", "the victim suffers: {result:?}");
     ensure!(marker.delete().await? == 204);

@@ -171,7 +171,7 @@ impl Controller {
                 .open(&caches.instances)
                 .take_until(shutdown.clone().cancelled_owned());
             let config = Config::default().concurrency(CONCURRENCY).debounce(DEBOUNCE);
-            let (at_start, for_gone) = (trigger.clone(), trigger);
+            let (at_start, for_gone, instances) = (trigger.clone(), trigger, caches.instances.clone());
             let reconciler = move |instance: Arc<CliMcpInstance>, context| {
                 at_start.begins(&ObjectRef::from_obj(&*instance));
                 Box::pin(reconcile(instance, context))
@@ -189,8 +189,8 @@ impl Controller {
                     Ok(_) => {}
                     // It went after something of it asked for a reconcile.
                     Err(kube::runtime::controller::Error::ObjectNotFound(gone)) => {
-                        for_gone
-                            .begins(&ObjectRef::new(&gone.name).within(gone.namespace.as_deref().unwrap_or_default()));
+                        let gone = ObjectRef::new(&gone.name).within(gone.namespace.as_deref().unwrap_or_default());
+                        for_gone.was_gone(gone, &instances);
                     }
                     Err(error) => tracing::debug!(%error, "Reconcile did not complete"),
                 }

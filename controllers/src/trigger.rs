@@ -38,9 +38,17 @@ impl Trigger {
         }
     }
 
-    /// The reconcile of an instance begins, or there is none to reconcile: what changes from now on asks again.
+    /// The reconcile of an instance begins: what changes from now on asks again.
     pub fn begins(&self, instance: &ObjectRef<CliMcpInstance>) {
         self.waiting().remove(instance);
+    }
+
+    /// There was none to reconcile. One that was made again since asked in vain, and is in the store.
+    pub fn was_gone(&self, instance: ObjectRef<CliMcpInstance>, instances: &Store<CliMcpInstance>) {
+        self.begins(&instance);
+        if instances.get(&instance).is_some() {
+            self.ask(instance);
+        }
     }
 
     fn waiting(&self) -> std::sync::MutexGuard<'_, HashSet<ObjectRef<CliMcpInstance>>> {
@@ -105,5 +113,25 @@ mod tests {
         trigger.begins(&instance);
         of_a_watch.ask(instance);
         assert_eq!(waiting(&mut queue), ["a"]);
+    }
+
+    #[test]
+    fn an_instance_that_is_made_again_while_its_absence_is_told_is_reconciled() {
+        let mut writer = Writer::new(());
+        let trigger = Trigger::default();
+        let mut queue = trigger.open(&writer.as_reader());
+        let instance = ObjectRef::new("demo").within("ns");
+        trigger.ask(instance.clone());
+        assert_eq!(waiting(&mut queue), ["demo"]);
+        trigger.was_gone(instance.clone(), &writer.as_reader());
+        assert!(waiting(&mut queue).is_empty());
+
+        trigger.ask(instance.clone());
+        assert_eq!(waiting(&mut queue), ["demo"]);
+        writer.apply_watcher_event(&watcher::Event::Apply(fixtures::instance()));
+        trigger.ask(instance.clone());
+        assert!(waiting(&mut queue).is_empty(), "it is asked for already");
+        trigger.was_gone(instance, &writer.as_reader());
+        assert_eq!(waiting(&mut queue), ["demo"]);
     }
 }
